@@ -883,7 +883,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
         const HeadShape s = attention_shape_of(&layer);
         for (int64_t h = 0, at = 0; h < s.NH; h++, at += s.weight_stride)
-            limits[h] = q ? qk_norm_limit(q + at, k + at, s.dh, c->use_rope) : NAN;
+            limits[h] = q ? qk_norm_limit(q + at, k + at, s.dh, c->use_rope, c->pruning_rule) : NAN;
         block_forward(model, l);
         const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
         visit(context, l, &heads);

@@ -48,6 +48,7 @@ finite changes nothing on the device itself.
     X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
     X(int, head_order, SHARED, (prunes | resets) * B * NH)     /* [B NH] */ \
+    X(float, squares, SHARED, 2 * prunes * NH * groups) /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
     X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
     X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
@@ -72,7 +73,7 @@ static void attention_activations(Activations* rows, const Config* config, const
     int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
             prunes = config_prunes(config), resets = config->document_reset;
     int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    int64_t learns = gated && config->fgate_type != GATE_FIXED;
+    int64_t groups = ceil_div<int64_t>(BT, NORM_TOKENS), learns = gated && config->fgate_type != GATE_FIXED;
     int64_t gates_output = config->use_output_norm || config->use_output_gate;
     const int64_t backward = recompute != FORWARD_ONLY;
     ATTENTION_ACTS(KEPT_ROW)
@@ -120,12 +121,12 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
             .score_limits = a->score_limits,
             .count = layer->recomputing ? NULL : a->pruning,
             .cum_logf = a->cum_logf,
-            .q = a->q,
-            .k = a->k,
+            .squares = a->squares,
             .q_weight = paths[0].weight,
             .k_weight = paths[1].weight,
             .lse = a->lse,
             .log_tolerance = layer->config->log_pruning_tolerance,
+            .rope = layer->config->use_rope,
             .acp = layer->config->pruning_rule == PRUNING_ACP,
             .scratch = layer->scratch};
 }
@@ -150,7 +151,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
+    qkv_forward(paths, a.squares, a.proj, a.angles, &shape, layer->stream);
     if (a.cum_logf && own_gates)
         forget_gate_forward(a.cum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
                             layer_param_fp32(layer, P_FGATE_BIAS), layer->scratch, &shape, layer->stream);
@@ -189,7 +190,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
-    if (layer->recompute_qkv) qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
+    if (layer->recompute_qkv) qkv_forward(paths, NULL, a.proj, a.angles, &shape, layer->stream);
     if (attention.bounds && own_gates) pruning_backward_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
     if (a.dcum_logf)

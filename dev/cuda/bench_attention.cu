@@ -8,6 +8,8 @@ whatever the kernels execute.
 
     bench_attention [DH [T]]      only this head size and sequence length
     bench_attention window        only windows
+    bench_attention tiles         only the backward pass of sm_80, dh 64, by the tokens of a tile and the
+                                  shared memory of an SM: as it is, and 100 KiB as on sm_86, 89 and 120
 */
 #include "../../llmc/model/config.h"
 #include "../../llmc/layers/forget_gate.cuh"
@@ -210,6 +212,42 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         CUDA_CHECK(cudaFree(p));
 }
 
+// Thread blocks of a kernel on a multiprocessor, where that has `percent` of its shared memory; -1: all
+template <class F, class... Parameters>
+static int resident_blocks(void (*kernel)(Parameters...), int percent) {
+    int blocks;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)sizeof(typename F::Shared)));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, F::THREADS,
+                                                             sizeof(typename F::Shared)));
+    return blocks;
+}
+
+template <int TILE> static void bench_tile(const Case& x, int percent) {
+    AttentionBackward a = {};
+    a.dq = x.dq, a.dk = x.dk, a.dv = x.dv, a.dcum_logf = x.dcum_logf, a.dout = x.dout, a.q = x.q, a.k = x.k;
+    a.v = x.v, a.o = x.o, a.lse = x.lse, a.cum_logf = x.cum_logf, a.delta = (float*)x.scratch;
+    int dq = resident_blocks<Sm80Dq<64, TILE>>(sm80_dq_kernel<64, TILE, true, false>, percent),
+        dkv = resident_blocks<Sm80Dkv<64, TILE>>(sm80_dkv_kernel<64, TILE, true, false>, percent);
+    double ms = milliseconds([&] { sm80_backward<64, TILE, true, false>(&a, &x.shape, 0); });
+    printf("%6d %9s %9zu %9zu  %3d %3d  %8.3f %6.0f\n", TILE, percent < 0 ? "as it is" : "100 KiB",
+           sizeof(typename Sm80Dq<64, TILE>::Shared), sizeof(typename Sm80Dkv<64, TILE>::Shared), dq, dkv, ms,
+           2.5 * x.flops() / ms);
+}
+
+static void bench_tiles(int64_t T, int64_t NH) {
+    Case x(1, T, NH, 64);
+    x.forward(true, NULL);
+    attention_delta((float*)x.scratch, x.dout, x.o, &x.shape, 0);
+    int all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    printf("\nT %lld, %lld heads: tokens of a tile, shared memory of a multiprocessor, of a thread block of "
+           "dq and "
+           "dkv, their\nthread blocks a multiprocessor, milliseconds, TFLOP/s\n",
+           (long long)T, (long long)NH);
+    for (int percent : {-1, (100 << 10) * 100 / all}) bench_tile<64>(x, percent), bench_tile<32>(x, percent);
+}
+
 int main(int argc, char** argv) {
     int64_t only_dh = argc > 1 ? strtoll(argv[1], NULL, 10) : 0,
             only_T = argc > 2 ? strtoll(argv[2], NULL, 10) : 0;
@@ -221,6 +259,11 @@ int main(int argc, char** argv) {
     };
     if (argc > 1 && strcmp(argv[1], "window") == 0) {
         bench_all_windows();
+        return 0;
+    }
+    if (argc > 1 && strcmp(argv[1], "tiles") == 0) {
+        bench_tiles(4096, 24);
+        bench_tiles(16384, 24);
         return 0;
     }
     cudaDeviceProp device;

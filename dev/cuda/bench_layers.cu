@@ -130,7 +130,9 @@ static void bench_output_gate(const HeadTensors& t) {
     });
 }
 
-static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool norm, bool rope) {
+// measured: finds the largest norms of q and k as well
+static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool norm, bool rope,
+                      bool measured = false) {
     int64_t NH = t.shape.NH, d = NH * t.shape.dh;
     double bytes = 2 * (double)t.size(), head_bytes = 4 * (double)t.heads();
     double extra = (shift + 2 * norm) * head_bytes; // two bf16 shift logits per head; two rstds
@@ -150,9 +152,12 @@ static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool n
             p->rstd = (*rstds[i])[s];
         }
     char title[96];
+    Tensor<float> squares(2 * NH * head_norm_groups(&t.shape));
     snprintf(title, sizeof title, "qkv_forward, %s", name);
-    bench(title, 6 * bytes + extra,
-          [&](int s) { qkv_forward(paths[s], t.proj[s], t.angles[s], &t.shape, 0); });
+    bench(title, 6 * bytes + extra + measured * head_bytes / 2, [&](int s) {
+        qkv_forward(paths[s], measured ? squares[s] : NULL, t.proj[s], t.angles[s], &t.shape, 0);
+    });
+    if (measured) return;
     snprintf(title, sizeof title, "qkv_backward, %s", name);
     bench(title, (6 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
         qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], t.partial[0], &t.shape, 0);
@@ -206,9 +211,11 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
         HeadTensors heads({B, T, NH, dh, columns, ceil_div<int64_t>(columns, 8) * 8, dh});
         bench_output_gate(heads);
         bench_qkv(heads, "shift, norm", true, true, false);
+        bench_qkv(heads, "shift, norm, largest norms", true, true, false, true);
         bench_qkv(heads, "shift, norm, rope", true, true, true);
         bench_qkv(heads, "rope", false, false, true);
         bench_qkv(heads, "none", false, false, false);
+        bench_qkv(heads, "none, largest norms", false, false, false, true);
     }
     bench_swiglu(B * T, I);
     bench_embedding(B * T, d, V);

@@ -41,8 +41,14 @@ rule counts nothing across it, but need not skip the blocks behind it, as U has 
 block of queries skips those before its first token's document explicitly. As doc_start never falls, this too
 is two numbers. Where nothing is pruned (score_limits NULL) the bounds are those of documents alone.
 
-U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
-sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
+U is the lesser of two bounds. The largest norms of the head's queries and keys give |q| |k| / sqrt(dh): qkv.cuh
+measures them as it writes q and k, else without QK norm a pass over these does. A query and a key that QK norm
+has given length sqrt(dh) before its weights a and b have a score of at most sqrt(dh) max |a_c b_c|, whatever the
+tokens; with RoPE, which turns the pairs (c, c + dh/2), the larger weight of each pair counts in a and in b. `acp`
+takes U of ACP's paper: sqrt(dh) max |a_c| max |b_c|, without QK norm the norms that were measured.
+
+Without RoPE a and b have the same gradients but for rounding (a_c da_c and b_c db_c sum the same terms), and so
+stay equal if they begin so: then the weights give what the paper's U does, and norms decide.
 
     cum_logf         double [B, NH, T], never rising (forget_gate.cuh)
     q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
@@ -72,10 +78,12 @@ typedef struct {
                             // NULL: nothing is pruned, and what follows is not read but for scratch
     PruningCount* count;    // added to; NULL: not counted
     const double* cum_logf;
-    const bf16 *q, *k;               // read only without QK norm
+    const float* squares;            // of qkv_forward; NULL: not measured
+    const bf16 *q, *k;               // read only without QK norm and squares
     const bf16 *q_weight, *k_weight; // of QK norm, shape->weight_stride from head to head; NULL without
     const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
     double log_tolerance;            // ln eps, <= 0
+    bool rope;                       // q and k were rotated after their norm
     bool acp;                        // by the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
@@ -154,31 +162,62 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
                 (int)heads, (int)s->NH, p->first_query);
 }
 
-// U of a head, in every thread
-__device__ static inline double pruning_score_limit(const Pruning& p, const HeadShape& s,
-                                                    const unsigned* squares, int head) {
-    int heads = (int)(s.B * s.NH), NH = (int)s.NH, dh = (int)s.dh, weight_stride = (int)s.weight_stride;
-    double square = 1; // of |q| |k|
-    for (int i = 0; i < 2; i++) {
-        if (!p.q_weight) {
-            square *= (double)__uint_as_float(squares[i * heads + head]);
-            continue;
+#define PRUNING_THREADS 512
+
+// The results of QK norm are rounded to bf16, each by up to 2^-8; sums of squares are in float.
+#define PRUNING_ROUNDING (1 + 1.0 / 128)
+
+// U of head h by QK norm's weights, in every lane of a warp
+__device__ static inline double pruning_weight_limit(const Pruning& p, const HeadShape& s, int h) {
+    int dh = (int)s.dh, half = p.rope ? dh / 2 : dh;
+    const bf16 *q = p.q_weight + h * s.weight_stride, *k = p.k_weight + h * s.weight_stride;
+    float q_max = 0, k_max = 0, product = 0;
+    for (int pair = (int)threadIdx.x % 32; pair < half; pair += 32) { // without RoPE of one channel
+        float a = 0, b = 0;
+        for (int channel = pair; channel < dh; channel += half) {
+            a = fmaxf(a, fabsf(__bfloat162float(q[channel])));
+            b = fmaxf(b, fabsf(__bfloat162float(k[channel])));
         }
-        const bf16* weight = (i ? p.k_weight : p.q_weight) + head % NH * weight_stride;
-        float largest = 0;
-        for (int channel = (int)threadIdx.x % 32; channel < dh; channel += 32)
-            largest = fmaxf(largest, fabsf(__bfloat162float(weight[channel])));
-        largest = warp_max(largest);
-        square *= (double)largest * (double)largest * dh;
+        q_max = fmaxf(q_max, a), k_max = fmaxf(k_max, b), product = fmaxf(product, a * b); // exact
     }
-    // The results of QK norm are rounded to bf16, each by up to 2^-8; sums of squares are in float.
-    return sqrt(square / dh) * (1 + 1.0 / 128);
+    return (p.acp ? warp_max(q_max) * warp_max(k_max) : warp_max(product)) * sqrt((double)dh) *
+           PRUNING_ROUNDING;
+}
+
+// U of head b NH + h by the norms that were measured, in every thread
+__device__ static inline double pruning_norm_limit(const Pruning& p, const HeadShape& s,
+                                                   const PruningScratch& scratch, int head) {
+    __shared__ unsigned squares[2]; // bits of floats
+    int NH = (int)s.NH, heads = (int)s.B * NH;
+    if (threadIdx.x < 2) squares[threadIdx.x] = p.squares ? 0 : scratch.squares[threadIdx.x * heads + head];
+    __syncthreads();
+    if (p.squares) {
+        int64_t groups = ceil_div<int64_t>(s.B * s.T, NORM_TOKENS), first = head / NH * s.T / NORM_TOKENS;
+        int count = (int)(ceil_div<int64_t>((head / NH + 1) * s.T, NORM_TOKENS) - first);
+        const float *q = p.squares + head % NH * groups + first, *k = q + NH * groups;
+        float q_max = 0, k_max = 0;
+#pragma unroll 8
+        for (int group = (int)threadIdx.x; group < count; group += PRUNING_THREADS)
+            q_max = fmaxf(q_max, __ldg(&q[group])), k_max = fmaxf(k_max, __ldg(&k[group]));
+        q_max = warp_max(q_max), k_max = warp_max(k_max);
+        if (threadIdx.x % 32 == 0) atomicMax(&squares[0], __float_as_uint(q_max));
+        if (threadIdx.x % 32 == 0) atomicMax(&squares[1], __float_as_uint(k_max));
+        __syncthreads();
+    }
+    double square = (double)__uint_as_float(squares[0]) * (double)__uint_as_float(squares[1]);
+    return sqrt(square / (double)s.dh) * PRUNING_ROUNDING;
+}
+
+// U of head b NH + h, in every thread
+__device__ static inline double pruning_score_limit(const Pruning& p, const HeadShape& s,
+                                                    const PruningScratch& scratch, int head) {
+    double limit = p.q_weight ? pruning_weight_limit(p, s, head % (int)s.NH) : INFINITY;
+    bool measured = !p.q_weight || (p.squares && !p.acp);
+    return measured ? fmin(pruning_norm_limit(p, s, scratch, head), limit) : limit;
 }
 
 // ----------------------------------------------------------------------------
 // the bounds of one head, by one thread block
-
-#define PRUNING_THREADS 512
 
 // x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
@@ -302,7 +341,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; }; // tokens of block n
     auto last = [&](int n) { return min((int64_t)(n + 1) * ATTENTION_BLOCK, s.T) - 1; };
     double limit =
-        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
+        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch, (int)blockIdx.x);
     if (!BACKWARD && threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
     if (p.acp) {
         pruning_for_each_block(
@@ -387,8 +426,9 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     assert(!p->score_limits || (p->log_tolerance <= 0 && !p->q_weight == !p->k_weight));
     PruningScratch scratch(p->scratch, s);
     if (!p->score_limits) return pruning_launch<false>(p, s, stream);
-    if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
-    if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
+    bool pass = !p->q_weight && !p->squares;
+    if (pass && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
+    if (pass && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
     pruning_launch<false>(p, s, stream);
 }
 

@@ -13,6 +13,11 @@ The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is add
 every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to
 bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
 enters both sums.
+
+Tiles have 32 tokens, at dh 64 also 64, which synchronizes half as often and gives the same bits. Two thread
+blocks with tiles of 64 fit the shared memory of an SM of sm_80 and 90, with tiles of 32 the 100 KiB of one of
+sm_86, 89 and 120. In the diagonal block the gate of a tile's tokens comes with the tile; that of a lane's
+rows is in registers.
 */
 #pragma once
 
@@ -38,24 +43,40 @@ __device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[M
     }
 }
 
+// The gate of a lane's rows, as in AttentionGate
+template <int MS> struct Sm80RowGate {
+    float high[MS][2], low[MS][2];
+
+    // first_row: the lane's first; rows past T get that of the last token
+    __device__ void load(const double* cum_logf, int first_row, int T, double anchor) {
+        for (int r = 0; r < 2 * MS; r++) {
+            AttentionGate<1> gate;
+            gate.set(0, __ldg(&cum_logf[min(first_row + r * 8, T - 1)]) - anchor);
+            high[r / 2][r % 2] = gate.high[0], low[r / 2][r % 2] = gate.low[0];
+        }
+    }
+};
+
 // ----------------------------------------------------------------------------
 // dq
 
-template <int DH> struct Sm80Dq {
-    static constexpr int THREADS = 128, KEYS = DH == 64 ? 64 : 32;
+template <int DH, int TILE> struct Sm80Dq {
+    static constexpr int THREADS = 128, KEYS = TILE;
     struct Shared {
         bf16 q[ATTENTION_BLOCK * DH], dout[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
-        float acc_init[2][KEYS]; // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
-        AttentionGate<ATTENTION_BLOCK> gate;
+        float acc_init[2][KEYS];     // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
+        AttentionGate<KEYS> gate[2]; // in it
     };
+    static_assert(DH > 64 || TILE > 32 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
+                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
 };
 
 // Writes dq, and the row sums of ds to dcum_logf.
-template <int DH, bool GATE, bool WINDOW>
-__global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
+template <int DH, int TILE, bool GATE, bool WINDOW>
+__global__ void __launch_bounds__(Sm80Dq<DH, TILE>::THREADS, 2)
     sm80_dq_kernel(const __grid_constant__ AttentionBackward a,
                    const __grid_constant__ AttentionShape shape) {
-    typedef Sm80Dq<DH> F;
+    typedef Sm80Dq<DH, TILE> F;
     constexpr int KEYS = F::KEYS, PART = 32, MS = 2, NS = PART / 8; // a warp takes PART keys at a time
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -82,26 +103,26 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         if (GATE) next_cum_logf = __ldg(&cum_logf[min(n * KEYS + tid % KEYS, T - 1)]);
     };
     auto store_acc_init = [&](int stage, int n) {
-        if (GATE)
-            shared.acc_init[stage][tid % KEYS] =
-                n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT);
+        if (!GATE) return;
+        bool diagonal = n * KEYS >= i0;
+        shared.acc_init[stage][tid % KEYS] = diagonal ? 0 : (float)((anchor - next_cum_logf) * ROOT);
+        if (diagonal) shared.gate[stage].set(tid % KEYS, next_cum_logf - anchor);
     };
+    Sm80RowGate<MS> row_gate;
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
-        sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
+        row_gate.load(cum_logf, i0 + warp_row + lane / 4, T, anchor);
         load_gate(tile);
         store_acc_init(0, tile);
         load_gate(tile + 1);
-        __syncthreads();
     }
 
     float shift[MS][2], row_lse[MS][2], row_delta[MS][2], row_sum[MS][2] = {}, acc[MS][DH / 8][4] = {};
     for (int r = 0; r < 2 * MS; r++) {
-        int i = warp_row + r * 8 + lane / 4;
-        int64_t at = block.head * T + min(i0 + i, T - 1);
+        int64_t at = block.head * T + min(i0 + warp_row + r * 8 + lane / 4, T - 1);
         row_lse[r / 2][r % 2] = __ldg(&a.lse[at]) * (float)ATTENTION_LOG2E;
         row_delta[r / 2][r % 2] = -__ldg(&a.delta[at]);
-        shift[r / 2][r % 2] = (GATE ? shared.gate.high[i] : 0) - row_lse[r / 2][r % 2];
+        shift[r / 2][r % 2] = (GATE ? row_gate.high[r / 2][r % 2] : 0) - row_lse[r / 2][r % 2];
     }
     uint32_t lane_q = sm80_advance<DH>(sm80_lane_a<DH>(shared.q, lane), warp_row, 0);
     uint32_t lane_dout = sm80_advance<DH>(sm80_lane_a<DH>(shared.dout, lane), warp_row, 0);
@@ -132,9 +153,13 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                 });
             if (j0 >= 0)
                 sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
-                    int i = warp_row + row, j = j0 + column;
-                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
-                    x = exp2_approx(j > i ? -INFINITY : y);
+                    const AttentionGate<KEYS>& gate = shared.gate[stage];
+                    int j = part + column;
+                    float difference =
+                        GATE ? (row_gate.high[m][half] - gate.high[j]) + (row_gate.low[m][half] - gate.low[j])
+                             : 0;
+                    float y = x * SCALE + difference - row_lse[m][half];
+                    x = exp2_approx(j0 + column > warp_row + row ? -INFINITY : y);
                 });
             else
                 sm80_for_each(s, [&](float& x, int m, int half, int, int) {
@@ -168,27 +193,29 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 // ----------------------------------------------------------------------------
 // dk and dv
 
-template <int DH> struct Sm80Dkv {
+template <int DH, int TILE> struct Sm80Dkv {
     // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
     // 128.
     static constexpr int MS = DH == 64 ? 2 : 1, BLOCKS_PER_SM = MS;
-    static constexpr int THREADS = ATTENTION_BLOCK / (MS * 16) * 32, QUERIES = DH == 64 ? 64 : 32;
+    static constexpr int THREADS = ATTENTION_BLOCK / (MS * 16) * 32, QUERIES = TILE;
     struct Shared {
         bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
         // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
         float acc_init[2][QUERIES];
         float minus_delta[2][QUERIES];
-        AttentionGate<ATTENTION_BLOCK> gate;
+        AttentionGate<QUERIES> gate[2]; // in the diagonal block
     };
+    static_assert(DH > 64 || TILE > 32 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
+                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
 };
 
 // Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a
 // key, a column a query.
-template <int DH, bool GATE, bool WINDOW>
-__global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
+template <int DH, int TILE, bool GATE, bool WINDOW>
+__global__ void __launch_bounds__(Sm80Dkv<DH, TILE>::THREADS, Sm80Dkv<DH, TILE>::BLOCKS_PER_SM)
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
                     const __grid_constant__ AttentionShape shape) {
-    typedef Sm80Dkv<DH> F;
+    typedef Sm80Dkv<DH, TILE> F;
     constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8; // a warp takes PART queries
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -222,22 +249,23 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         if (GATE) next_cum_logf = __ldg(&a.cum_logf[at]);
     };
     auto store_acc_init = [&](int stage, int n) {
-        float gate = GATE && n * QUERIES >= j0 + ATTENTION_BLOCK ? (float)(next_cum_logf - anchor) : 0;
+        bool diagonal = n * QUERIES < j0 + ATTENTION_BLOCK;
+        float gate = GATE && !diagonal ? (float)(next_cum_logf - anchor) : 0;
         shared.acc_init[stage][tid % QUERIES] = (gate - next_lse) * ROOT;
         shared.minus_delta[stage][tid % QUERIES] = -next_delta;
+        if (GATE && diagonal) shared.gate[stage].set(tid % QUERIES, next_cum_logf - anchor);
     };
+    Sm80RowGate<MS> row_gate;
     if (GATE) {
         anchor = __ldg(&cum_logf[min(j0 + ATTENTION_BLOCK, T) - 1]);
-        sm80_fill_gate(shared.gate, cum_logf, j0, T, anchor);
+        row_gate.load(cum_logf, j0 + warp_row + lane / 4, T, anchor);
     }
     load_queries(tile);
     store_acc_init(0, tile);
     load_queries(tile + 1);
-    __syncthreads();
 
     float shift[MS][2], column_sum[MS][2] = {}, acc_k[MS][DH / 8][4] = {}, acc_v[MS][DH / 8][4] = {};
-    for (int r = 0; r < 2 * MS; r++)
-        shift[r / 2][r % 2] = GATE ? -shared.gate.high[warp_row + r * 8 + lane / 4] : 0;
+    for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] = GATE ? -row_gate.high[r / 2][r % 2] : 0;
     uint32_t lane_k = sm80_advance<DH>(sm80_lane_a<DH>(shared.k, lane), warp_row, 0);
     uint32_t lane_v = sm80_advance<DH>(sm80_lane_a<DH>(shared.v, lane), warp_row, 0);
 
@@ -263,10 +291,13 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                     if (i0 + column >= warp_row + row + shape.window) x = -INFINITY;
                 });
             if (i0 < ATTENTION_BLOCK)
-                sm80_for_each(s, [&](float& x, int, int, int row, int column) {
-                    int i = i0 + column, j = warp_row + row;
-                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
-                    x = exp2_approx(j > i ? -INFINITY : y);
+                sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
+                    const AttentionGate<QUERIES>& gate = shared.gate[stage];
+                    int i = part + column;
+                    float difference =
+                        GATE ? (gate.high[i] - row_gate.high[m][half]) + (gate.low[i] - row_gate.low[m][half])
+                             : 0;
+                    x = exp2_approx(warp_row + row > i0 + column ? -INFINITY : x * SCALE + difference);
                 });
             else
                 sm80_for_each(s, [&](float& x, int m, int half, int, int) {
@@ -300,14 +331,23 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                    [](int, int) { return 1; });
 }
 
-// delta must not be NULL. Deterministic in any case.
-template <int DH, bool GATE, bool WINDOW>
-static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s,
-                                           cudaStream_t stream) {
+// With tiles of TILE tokens. delta must not be NULL. Deterministic in any case.
+template <int DH, int TILE, bool GATE, bool WINDOW>
+static inline void sm80_backward(const AttentionBackward* a, const HeadShape* s, cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     int64_t grid = (int64_t)shape.heads * shape.blocks;
-    attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE, WINDOW>, grid, stream, *a, shape);
-    attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE, WINDOW>, grid, stream, *a,
-                                                   shape);
+    attention_launch<Sm80Dq<DH, TILE>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, TILE, GATE, WINDOW>, grid, stream,
+                                                        *a, shape);
+    attention_launch<Sm80Dkv<DH, TILE>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, TILE, GATE, WINDOW>, grid,
+                                                         stream, *a, shape);
+}
+
+template <int DH, bool GATE, bool WINDOW>
+static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s,
+                                           cudaStream_t stream) {
+    constexpr int WIDE = DH == 64 ? 64 : 32;
+    constexpr size_t TWO = 2 * (sizeof(typename Sm80Dkv<DH, WIDE>::Shared) + 1024); // thread blocks
+    bool narrow = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) < TWO;
+    (narrow ? sm80_backward<DH, 32, GATE, WINDOW> : sm80_backward<DH, WIDE, GATE, WINDOW>)(a, s, stream);
 }

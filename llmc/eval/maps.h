@@ -22,8 +22,8 @@ tiles of queries and keys, from a layer's tensors on the host.
 Pruning: with |q k| / sqrt(dh) <= U the keys up to e have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <=
 i} exp(-c_j) of row i's weight, c being cum_logf. A block of keys is skipped by a block of queries if this is
 below eps for its first query, whose sum is the least. With pruning_rule=acp it is skipped if
-c_i - c_j < -(2 U + ln T) + ln eps for its last key j and that query i. U is the trainer's, or follows from
-the text's norms.
+c_i - c_j < -(2 U + ln T) + ln eps for its last key j and that query i. U is the trainer's or follows from the
+text's norms, whichever is less; with pruning_rule=acp the latter without QK norm alone.
 
 Called by train.h. Errors end the program.
 */
@@ -197,8 +197,8 @@ static inline void maps_attention(Maps* m, const MapsHead* head) {
     m->effective_window[head->at] = sum / (double)m->Q;
 }
 
-// U of a head: the product of the largest norms of its queries and keys, over sqrt(dh).
-static inline double maps_score_limit(const Maps* m, const LayerHeads* layer, int64_t h) {
+// The product of the largest norms of a head's queries and keys, over sqrt(dh).
+static inline double maps_norm_limit(const Maps* m, const LayerHeads* layer, int64_t h) {
     double largest[2] = {0, 0};
     for (int64_t i = 0; i < 2 * m->T; i++) {
         double square = 0;
@@ -210,6 +210,13 @@ static inline double maps_score_limit(const Maps* m, const LayerHeads* layer, in
         largest[i % 2] = fmax(largest[i % 2], square);
     }
     return sqrt(largest[0] * largest[1] / (double)m->dh);
+}
+
+// U of a head.
+static inline double maps_score_limit(const Maps* m, const LayerHeads* layer, int64_t h) {
+    const double limit = layer->limits[h];
+    if (!isnan(limit) && m->config->pruning_rule == PRUNING_ACP) return limit;
+    return fmin(limit, maps_norm_limit(m, layer, h)); // fmin passes over NAN
 }
 
 // The share of the blocks that are skipped, by the bounds above.
@@ -264,8 +271,7 @@ static inline void maps_visit(void* context, int64_t l, const LayerHeads* layer)
         for (int i = 0; i < 2; i++)
             if (m->shown[i] == at && m->matrices[i]) head.matrix = m->matrices[i];
         if (config_prunes(m->config))
-            m->pruned_share[at] = maps_pruned_share(
-                m, head.cum_logf, isnan(layer->limits[h]) ? maps_score_limit(m, layer, h) : layer->limits[h]);
+            m->pruned_share[at] = maps_pruned_share(m, head.cum_logf, maps_score_limit(m, layer, h));
         maps_attention(m, &head);
         progress_update(&m->progress, (double)(at + 1));
     }

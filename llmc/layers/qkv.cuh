@@ -10,6 +10,8 @@ optional.
     out, dout       bf16 [B, T, NH, dh] of each path
     rstd            float [B, T, NH]
     angles          float [T, dh/2, 2], cos and sin
+    squares         float [2, NH, head_norm_groups], the largest |q|^2, then |k|^2, of NORM_TOKENS neighbours
+                    in [B, T], the last of one sequence and the first of the next included: for pruning.cuh
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
 With packed documents (HeadShape's doc_start) x_{t-1} is 0 at a document's first token.
@@ -121,24 +123,24 @@ __device__ static __forceinline__ float qkv_token(float x[8], const HeadPath& pa
 }
 
 enum {
-    QKV_TOKENS = 4,  // of a thread of the forward pass, all loads in flight at once
+    QKV_TOKENS = NORM_TOKENS, // of a thread of the forward pass, all loads in flight at once
     QKV_SEGMENT = 15 // neighbouring tokens of one sequence, which a thread of the backward pass walks through
 };
 
 template <bool DOCS>
-__global__ static void __launch_bounds__(256)
-    qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles,
-                       const int32_t* doc_start) {
+__global__ static void __launch_bounds__(256, 4)
+    qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
+                       const float* angles, const int32_t* doc_start) {
     int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
-    bool shift = path.shift >= 0, norm = path.weight != NULL;
+    bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit % 3 < 2;
     int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
     const bf16* in = proj + first * a.row_stride + path.column + in_heads;
     const bf16* logits = proj + first * a.row_stride + path.shift + me.head;
 
     Raw8 raw[QKV_TOKENS + 1] = {}, w = {}; // [0]: the token before the first
-    float logit[QKV_TOKENS] = {};
+    float logit[QKV_TOKENS] = {}, square[QKV_TOKENS] = {};
     if (shift && t > 0 && me.active) raw[0] = load_raw8(in - a.row_stride);
 #pragma unroll
     for (int i = 0; i < QKV_TOKENS; i++)
@@ -156,9 +158,19 @@ __global__ static void __launch_bounds__(256)
         float rstd =
             qkv_token(x, path, follows ? raw[i] : Raw8{}, logit[i], w, angles + (int64_t)t * a.dh, me);
         if (norm && me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
-        if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, pack8(x));
+        Raw8 out = pack8(x);
+        if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, out);
+        if (measured) {
+            unpack8(x, out);
+            for (int j = 0; j < 8; j++) square[i] += x[j] * x[j];
+        }
         t = t + 1 == a.T ? 0 : t + 1;
     }
+    if (!measured) return;
+    float largest = 0;
+    for (float x : square) largest = fmaxf(largest, head_sum(x, me));
+    int64_t groups = gridDim.x / (unsigned)a.units, row = unit % 3 * a.NH + me.head;
+    if (me.active && me.channel == 0) squares[row * groups + first / QKV_TOKENS] = largest;
 }
 
 static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) {
@@ -180,15 +192,15 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     return a;
 }
 
-// Writes each path's out and rstd. angles are not read without RoPE.
-static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const float* angles,
+// Writes each path's out and rstd, and squares unless that is NULL. angles are not read without RoPE.
+static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf16* proj, const float* angles,
                                const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
     auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
-    CUDA_LAUNCH(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a, proj, angles,
-                shape->doc_start);
+    CUDA_LAUNCH(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a, squares,
+                proj, angles, shape->doc_start);
 }
 
 // ----------------------------------------------------------------------------

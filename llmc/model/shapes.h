@@ -20,6 +20,13 @@ typedef struct {
     const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
 } HeadShape;
 
+// Neighbouring tokens of [B, T], of whose norms qkv_forward gives the largest.
+enum { NORM_TOKENS = 4 };
+
+static inline int64_t head_norm_groups(const HeadShape* s) {
+    return (s->B * s->T + NORM_TOKENS - 1) / NORM_TOKENS;
+}
+
 // The first key that query i sees.
 static inline int64_t head_first_key(const HeadShape* s, int64_t i) {
     return s->window && i >= s->window ? i - s->window + 1 : 0;

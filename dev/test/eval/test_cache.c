@@ -301,7 +301,80 @@ static void check_window(const char* name, int64_t W) {
     model_free(&model);
 }
 
+enum { NORM_CHANNELS = 64, NORM_VECTORS = 64 };
+
+// What QK norm makes of x; RoPE then turns the pairs by `turn`; rounds to bf16 if told.
+static void norm_vector(double y[NORM_CHANNELS], const double x[NORM_CHANNELS], const real* weight,
+                        double turn, bool rounds) {
+    double sum = 0, turned[NORM_CHANNELS];
+    const int half = NORM_CHANNELS / 2;
+    for (int c = 0; c < NORM_CHANNELS; c++) sum += x[c] * x[c];
+    for (int c = 0; c < NORM_CHANNELS; c++) y[c] = x[c] / sqrt(sum / NORM_CHANNELS) * (double)weight[c];
+    for (int c = 0; c < NORM_CHANNELS; c++)
+        turned[c] = cos(turn) * y[c] + (c < half ? -1 : 1) * sin(turn) * y[(c + half) % NORM_CHANNELS];
+    for (int c = 0; c < NORM_CHANNELS; c++) {
+        int exponent;
+        const double fraction = frexp(turned[c], &exponent); // bf16 has eight bits of it
+        y[c] = rounds ? ldexp(round(ldexp(fraction, 8)), exponent - 8) : turned[c];
+    }
+}
+
+// U of QK norm's weights is above every score, also of vectors that bf16 rounds, and is reached: by a query
+// and a key in the channels of the largest product. Weights: near 1; of both signs; one of q and one of k far
+// larger, in channels that RoPE turns into one another; the same for q and k.
+static void check_norm_limit(int kind, bool rope) {
+    real weights[2][NORM_CHANNELS];
+    static double vectors[2][2][NORM_VECTORS][NORM_CHANNELS]; // rounded, of k
+    double most[2] = {0, 0}, largest[2] = {0, 0};
+    int best[2] = {0, 0};
+    for (int c = 0; c < 2 * NORM_CHANNELS; c++) {
+        const int of_k = c / NORM_CHANNELS, at = c % NORM_CHANNELS;
+        double x = 1 + 0.3 * random_normal(11, (uint64_t)kind, (uint64_t)c);
+        if (kind == 1 && c % 3 == 0) x = -x;
+        if (kind == 2 && at == of_k * NORM_CHANNELS / 2) x = 30;
+        weights[of_k][at] = kind == 3 && of_k ? weights[0][at] : (real)x;
+        largest[of_k] = fmax(largest[of_k], fabs((double)weights[of_k][at]));
+    }
+    const double limit = qk_norm_limit(weights[0], weights[1], NORM_CHANNELS, rope, PRUNING_OURS);
+    for (int i = 0; i < NORM_CHANNELS; i++)
+        for (int j = 0; j < NORM_CHANNELS; j++)
+            if ((i == j || (rope && (i - j) % (NORM_CHANNELS / 2) == 0)) &&
+                fabs((double)weights[0][i] * (double)weights[1][j]) > most[0])
+                most[0] = fabs((double)weights[0][i] * (double)weights[1][j]), best[0] = i, best[1] = j;
+    most[0] = 0;
+    for (int of_k = 0; of_k < 2; of_k++)
+        for (int n = 0; n < NORM_VECTORS; n++) {
+            double x[NORM_CHANNELS], quarters = n ? 4 * random_uniform(12, (uint64_t)of_k, (uint64_t)n) : 0;
+            for (int c = 0; c < NORM_CHANNELS; c++) // the first is in one channel, others nearly
+                x[c] = (c == best[of_k] ? 40. / (1 + n % 8)
+                        : n == 0        ? 0
+                                        : 1) *
+                       (n ? random_normal(13, (uint64_t)(2 * n + of_k), (uint64_t)c) : 1);
+            if (n == 0 && of_k) quarters = best[0] == best[1] ? 0 : 1;
+            for (int rounds = 0; rounds < 2; rounds++)
+                norm_vector(vectors[rounds][of_k][n], x, weights[of_k], rope ? quarters * acos(0) : 0,
+                            rounds);
+        }
+    for (int i = 0; i < 2 * NORM_VECTORS * NORM_VECTORS; i++) {
+        const int rounds = i % 2;
+        double score = 0;
+        for (int c = 0; c < NORM_CHANNELS; c++)
+            score +=
+                vectors[rounds][0][i / 2 / NORM_VECTORS][c] * vectors[rounds][1][i / 2 % NORM_VECTORS][c];
+        most[rounds] = fmax(most[rounds], fabs(score) / sqrt((double)NORM_CHANNELS));
+    }
+    CHECK(most[0] <= limit * (1 + 1e-12) && most[1] <= limit * (1 + 1. / 128) &&
+              most[0] >= limit * (1 - 1e-6),
+          "kind %d, rope %d: scores up to %.8g, %.8g in bf16, U %.8g", kind, rope, most[0], most[1], limit);
+    const double published = qk_norm_limit(weights[0], weights[1], NORM_CHANNELS, rope, PRUNING_ACP),
+                 want = largest[0] * largest[1] * sqrt((double)NORM_CHANNELS);
+    CHECK(fabs(published - want) <= 1e-12 * want && limit <= published * (1 + 1e-12),
+          "kind %d, rope %d: U %.8g of ACP's paper, %.8g by its definition, ours %.8g", kind, rope, published,
+          want, limit);
+}
+
 int main(void) {
+    for (int i = 0; i < 8; i++) check_norm_limit(i % 4, i / 4);
     omp_set_num_threads(1); // the models are too small for threads to pay
     double worst = 0;
     for (int i = 0; i < NUM_VARIANTS; i++) worst = fmax(worst, check_variant(variants[i].name));

@@ -80,6 +80,47 @@ static double share_of(const double* c, int64_t T, double limit, const Config* c
     return (double)skipped / (double)seen;
 }
 
+// U by its definition: from the norms of the text, unless the weights of QK norm have a lower bound; ACP's is
+// from these weights' largest.
+static double limit_of(const AttentionActs* acts, const HeadPath* paths, const HeadShape* s, int64_t h,
+                       const Config* c) {
+    const bool acp = c->pruning_rule == PRUNING_ACP;
+    double norms[2] = {0, 0}, weights = paths[0].weight ? 0 : INFINITY;
+    for (int64_t i = 0; i < s->T; i++) {
+        const real *q = acts->q + (i * s->NH + h) * s->dh, *k = acts->k + (i * s->NH + h) * s->dh;
+        norms[0] = fmax(norms[0], (double)dot(q, q, s->dh)),
+        norms[1] = fmax(norms[1], (double)dot(k, k, s->dh));
+    }
+    for (int64_t i = 0; i < s->dh && paths[0].weight; i++)
+        for (int64_t j = 0; j < s->dh; j++)
+            if (acp || i == j || (c->use_rope && (i + s->dh / 2) % s->dh == j))
+                weights = fmax(weights, fabs((double)paths[0].weight[h * s->weight_stride + i] *
+                                             (double)paths[1].weight[h * s->weight_stride + j]));
+    weights *= sqrt((double)s->dh);
+    return acp && paths[0].weight ? weights : fmin(weights, sqrt(norms[0] * norms[1] / (double)s->dh));
+}
+
+typedef struct {
+    const Maps* m;
+    Model* model;
+} LimitCheck;
+
+// A HeadVisitor: U of the heads of layer l.
+static void check_limits(void* context, int64_t l, const LayerHeads* heads) {
+    const LimitCheck* check = (const LimitCheck*)context;
+    const Layer layer = model_layer(check->model, &check->model->pass, l);
+    const AttentionActs acts = attention_acts(&layer);
+    const HeadShape s = attention_shape_of(&layer);
+    HeadPath paths[3];
+    attention_paths(&layer, &acts, paths);
+    for (int64_t h = 0; h < s.NH; h++) {
+        const double got = maps_score_limit(check->m, heads, h),
+                     want = limit_of(&acts, paths, &s, h, &check->model->config);
+        CHECK(fabs(got - want) <= 1e-6 * want, "head %lld.%lld: U %.10g, not %.10g", (long long)l,
+              (long long)h, got, want);
+    }
+}
+
 // gate: bias of the first head's forget gate, of the others 8. Returns the sum of all heads' pruned shares.
 static double check_maps(const char* name, int64_t T, real gate) {
     Model model = variant_model(name, 1, T);
@@ -91,6 +132,8 @@ static double check_maps(const char* name, int64_t T, real gate) {
             model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset + h] = h ? 8 : gate;
     m->config = c, m->T = T, m->tokens = random_tokens(&model, T, 0);
     maps_measure(m, &maps_trainer, &model);
+    LimitCheck limits = {m, &model};
+    visit_heads(&model, m->tokens, check_limits, &limits);
     CHECK(m->Q == (T < MAPS_ROWS ? T : MAPS_ROWS) && m->queries[m->Q - 1] == T - 1, "%s: the rows", name);
     CHECK(!m->matrices[0] == (T > MAPS_ROWS), "%s: %lld tokens, matrices of heads %lld and %lld", name,
           (long long)T, (long long)m->shown[0], (long long)m->shown[1]);
@@ -110,15 +153,7 @@ static double check_maps(const char* name, int64_t T, real gate) {
             for (int64_t t = 0; t < T; t++)
                 if (!is_wall(s.doc_start, t, T)) sum += cum_logf[t] - (t ? cum_logf[t - 1] : 0), tokens++;
             if (acts.cum_logf) life = -log(2) / (sum / tokens);
-            for (int64_t i = 0; i < T * T && !paths[0].weight; i++) // T is small there
-                limit = fmax(limit, sqrt((double)dot(acts.q + (i / T * s.NH + h) * s.dh,
-                                                     acts.q + (i / T * s.NH + h) * s.dh, s.dh) *
-                                         (double)dot(acts.k + (i % T * s.NH + h) * s.dh,
-                                                     acts.k + (i % T * s.NH + h) * s.dh, s.dh) /
-                                         (double)s.dh));
-            if (paths[0].weight)
-                limit = qk_norm_limit(paths[0].weight + h * s.weight_stride,
-                                      paths[1].weight + h * s.weight_stride, s.dh, c->use_rope);
+            if (config_prunes(c)) limit = limit_of(&acts, paths, &s, h, c);
             if (config_prunes(c)) share = share_of(cum_logf, T, limit, c, s.doc_start);
             shares += share;
             CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11,

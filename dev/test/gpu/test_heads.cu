@@ -126,6 +126,20 @@ struct PathTest {
     }
 };
 
+// The largest norms of q or k, from the first of them on.
+static void check_squares(const char* name, const Buffer<bf16>& x, const vector<float>& squares, size_t from,
+                          const HeadShape& s) {
+    vector<double> values = doubles(x.host()), want((size_t)(s.NH * head_norm_groups(&s))), got;
+    for (int64_t i = 0; i < s.B * s.T * s.NH; i++) {
+        double square = 0;
+        for (int64_t c = 0; c < s.dh; c++) square += pow(values[i * s.dh + c], 2);
+        double& largest = want[i % s.NH * head_norm_groups(&s) + i / s.NH / NORM_TOKENS];
+        largest = fmax(largest, square);
+    }
+    for (size_t i = 0; i < want.size(); i++) got.push_back(squares[from + i]);
+    check_close(name, want, got, FP32_LIMIT);
+}
+
 // switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents
 static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches) {
     snprintf(test_case, sizeof test_case, "qkv B %lld T %lld NH %lld dh %lld switches %d", (long long)B,
@@ -156,7 +170,14 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
         tests[i]->doc_start = starts;
         tests[i]->compute(s, proj.values, &want_dproj);
     }
-    qkv_forward(paths, proj, angles, &s, 0);
+    Buffer<float> squares(2 * NH * head_norm_groups(&s));
+    qkv_forward(paths, NULL, proj, angles, &s, 0);
+    vector<bf16> out[3] = {q.out.host(), k.out.host(), v.out.host()};
+    qkv_forward(paths, squares, proj, angles, &s, 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(same_bits(out[i], tests[i]->out.host()), "%s: other bits with norms", test_case);
+    check_squares("largest norms of q", q.out, squares.host(), 0, s);
+    check_squares("largest norms of k", k.out, squares.host(), squares.n / 2, s);
     qkv_backward(paths, dproj, proj, angles, partial, &s, 0);
     qkv_backward(paths_again, dproj_again, proj, angles, partial, &s, 0);
     check_same_bits("dproj of a second run", dproj, dproj_again);
@@ -294,13 +315,14 @@ static void test_output_gate(int64_t B, int64_t T, int64_t NH, int64_t dh, bool 
 struct LargeTest {
     HeadShape s;
     Buffer<bf16> proj, dout, dproj, out[3], dy;
-    Buffer<float> rstd[3], dweight[3], delta;
+    Buffer<float> rstd[3], dweight[3], delta, squares;
     LargeTest(const HeadShape& shape, const Buffer<bf16>& proj_end, const Buffer<bf16>& dout_end,
               const Buffer<bf16>& dy_end)
         : s(shape), proj(tokens() * s.row_stride, proj_end), dout(size(), dout_end),
           dproj(proj.n), out{Buffer<bf16>(size()), Buffer<bf16>(size()), Buffer<bf16>(size())},
           dy(size(), dy_end), rstd{Buffer<float>(heads()), Buffer<float>(heads()), Buffer<float>(heads())},
-          dweight{Buffer<float>(d()), Buffer<float>(d()), Buffer<float>(d())}, delta(heads()) {
+          dweight{Buffer<float>(d()), Buffer<float>(d()), Buffer<float>(d())}, delta(heads()),
+          squares(2 * s.NH * head_norm_groups(&s)) {
         for (Buffer<float>& x : dweight) x.zero();
     }
     int64_t d() const { return s.NH * s.dh; }
@@ -320,7 +342,7 @@ struct LargeTest {
                         out[i],
                         rstd[i],
                         dout};
-        qkv_forward(paths, proj, angles, &s, 0);
+        qkv_forward(paths, squares, proj, angles, &s, 0);
         qkv_backward(paths, dproj, proj, angles, partial, &s, 0);
     }
     // y in out[0] and, recomputed, in out[1]; dout in out[2]
@@ -346,6 +368,9 @@ static void test_large(void) {
     for (LargeTest* test : {&alone, &big}) test->run_qkv(weight, angles, partial);
     for (int i = 0; i < 3; i++)
         check_same_bits("q, k or v", alone.out[i].p, LargeTest::end(big.out[i], m), m);
+    for (int64_t row = 0, groups = T / NORM_TOKENS; row < 2 * NH; row++)
+        check_same_bits("norms", alone.squares + row * groups, big.squares + ((row + 1) * B - 1) * groups,
+                        groups);
     for (int64_t t = 0; t < T; t++) {
         bf16 *row = alone.dproj + t * few.row_stride,
              *big_row = big.dproj + ((B - 1) * T + t) * few.row_stride;

@@ -74,15 +74,17 @@ static vector<double> make_gates(Gates kind, const Shape& s) {
     return cum_logf;
 }
 
+// Half of the cases have the norms that qkv_forward measures.
 struct Inputs {
     Shape s;
     QKNorm norm;
+    bool measured;
     vector<bf16> q, k, q_weight, k_weight; // the weights are drawn even without a norm
     vector<double> cum_logf;
     vector<int32_t> doc_start; // of WALLS, else empty
 
     Inputs(const Shape& shape, QKNorm norm, Gates gates)
-        : s(shape), norm(norm), q(draw<bf16>(s.size(), 1)), k(draw<bf16>(s.size(), 1)),
+        : s(shape), norm(norm), measured(gates % 2), q(draw<bf16>(s.size(), 1)), k(draw<bf16>(s.size(), 1)),
           q_weight(draw_weights()), k_weight(draw_weights()), cum_logf(make_gates(gates, s)) {
         if (gates == WALLS) doc_start = make_walls(s);
         if (gates == WALLS)
@@ -119,26 +121,39 @@ struct Inputs {
     bool sees(int64_t head, int64_t m, int64_t n) const {
         return s.sees(m, n) && document(head, m * ATTENTION_BLOCK) < (n + 1) * ATTENTION_BLOCK;
     }
-    // The largest norm of the head's rows of x; with QK norm, of all rows that it could give.
-    double largest_norm(const vector<bf16>& x, const vector<bf16>& weight, int64_t head) const {
+    // The largest square of a row of x, of head h and tokens first, .., end - 1 of [B, T]
+    double largest_square(const vector<bf16>& x, int64_t h, int64_t first, int64_t end) const {
         double largest = 0;
-        if (norm != NO_NORM) {
-            for (int64_t i = 0; i < s.dh; i++)
-                largest = fmax(largest, fabs(value(weight[(size_t)(head % s.NH * weight_stride() + i)])));
-            return largest * sqrt((double)s.dh);
-        }
-        for (int64_t t = 0; t < s.T; t++) {
+        for (int64_t t = first; t < std::min(end, s.B * s.T); t++) {
             double sum = 0;
-            for (int64_t i = 0; i < s.dh; i++)
-                sum += pow(value(x[(size_t)(((head / s.NH * s.T + t) * s.NH + head % s.NH) * s.dh + i)]), 2);
-            largest = fmax(largest, sqrt(sum));
+            for (int64_t i = 0; i < s.dh; i++) sum += pow(value(x[(size_t)((t * s.NH + h) * s.dh + i)]), 2);
+            largest = fmax(largest, sum);
         }
         return largest;
     }
+    // What qkv_forward gives of them
+    vector<float> squares() const {
+        vector<float> groups;
+        for (const vector<bf16>* x : {&q, &k})
+            for (int64_t h = 0; h < s.NH; h++)
+                for (int64_t t = 0; t < s.B * s.T; t += NORM_TOKENS)
+                    groups.push_back((float)largest_square(*x, h, t, t + NORM_TOKENS));
+        return groups;
+    }
     // U of the head
-    double score_limit(int64_t head) const {
-        double bound = largest_norm(q, q_weight, head) * largest_norm(k, k_weight, head) / sqrt((double)s.dh);
-        return bound * (1 + 1.0 / 128);
+    double score_limit(int64_t head, bool acp = false) const {
+        int64_t b = head / s.NH, h = head % s.NH, group = measured ? NORM_TOKENS : 1;
+        int64_t first = b * s.T / group * group, end = ceil_div<int64_t>((b + 1) * s.T, group) * group;
+        double q_max = 0, k_max = 0, product = 0; // of weights
+        for (int64_t i = h * weight_stride(); i < h * weight_stride() + s.dh; i++) {
+            double x = fabs(value(q_weight[(size_t)i])), y = fabs(value(k_weight[(size_t)i]));
+            q_max = fmax(q_max, x), k_max = fmax(k_max, y), product = fmax(product, x * y);
+        }
+        double limit = norm == NO_NORM ? INFINITY : (acp ? q_max * k_max : product) * sqrt((double)s.dh);
+        if (norm == NO_NORM || (measured && !acp))
+            limit = fmin(limit, sqrt(largest_square(q, h, first, end) * largest_square(k, h, first, end) /
+                                     (double)s.dh));
+        return limit * (1 + 1.0 / 128);
     }
 };
 
@@ -151,6 +166,7 @@ struct Bounds {
     Buffer<PruningCount> count;
     Buffer<char> scratch;
     Buffer<int32_t> doc_start;
+    Buffer<float> squares;
     Pruning pruning = {};
 
     // prunes: else the bounds are those of documents alone
@@ -159,7 +175,7 @@ struct Bounds {
           k_weight(in.k_weight), cum_logf(in.cum_logf), score_limits((size_t)in.s.heads()),
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
           head_order((size_t)in.s.heads()), count(1), scratch(pruning_scratch_bytes(&shape)),
-          doc_start(in.doc_start) {
+          doc_start(in.doc_start), squares(in.measured ? in.squares() : vector<float>()) {
         bool norm = in.norm != NO_NORM;
         pruning.bounds = {first_key_block, last_query_block, head_order};
         if (!in.doc_start.empty()) shape.doc_start = doc_start;
@@ -167,10 +183,9 @@ struct Bounds {
         pruning.cum_logf = cum_logf;
         pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
         pruning.acp = acp;
-        if (norm)
-            pruning.q_weight = q_weight, pruning.k_weight = k_weight;
-        else
-            pruning.q = q, pruning.k = k;
+        if (norm) pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+        if (in.measured) pruning.squares = squares;
+        if (!norm && !in.measured) pruning.q = q, pruning.k = k;
         CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
         for (int run = 0; run < 2; run++) // twice: count is added to, everything else is written
             pruning_bounds(&pruning, &shape, 0);
@@ -462,7 +477,7 @@ static void test_acp(Gates gates, QKNorm norm, const Shape& s) {
     vector<int> our_first = ours.first_key_block.host();
     for (int64_t head = 0; head < s.heads(); head++) {
         const double* c = in.cum_logf.data() + head * T;
-        const double delta = -(2 * in.score_limit(head) + log((double)T)) + LOG_TOLERANCE;
+        const double delta = -(2 * in.score_limit(head, true) + log((double)T)) + LOG_TOLERANCE;
         for (int64_t m = 0; m < blocks; m++) {
             const int64_t kept_from = first[(size_t)(head * blocks + m)];
             more += kept_from > our_first[(size_t)(head * blocks + m)];

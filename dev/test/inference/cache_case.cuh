@@ -64,7 +64,7 @@ struct Cache {
         CacheModel sizes_of = {1,      m.NH,  m.dh,          m.gate != NO_GATE, m.pro,
                                m.rope, m.pro, LOG_TOLERANCE, m.window};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);
-        if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, 0);
+        if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, m.rope, 0);
         CUDA_CHECK(cudaMemset(c.pages.k, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
         CUDA_CHECK(cudaMemset(c.pages.v, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
         for (bf16* x : {c.space.keys.k, c.space.keys.v}) // what is not gathered is not read

@@ -266,12 +266,12 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
     Pools pools(cache);
     int64_t all = 0;
     for (int64_t h = 0; h < m.NH; h++) {
-        double limit = 0, largest_q = 0, largest_k = 0, sum = 0, logsum = -INFINITY;
-        for (int64_t i = 0; i < m.dh; i++) {
-            largest_q = fmax(largest_q, fabs(cache.q_weight[h * m.dh + i]));
-            largest_k = fmax(largest_k, fabs(cache.k_weight[h * m.dh + i]));
-        }
-        limit = largest_q * largest_k * sqrt((double)m.dh) * (1 + 1.0 / 128);
+        double limit = 0, sum = 0, logsum = -INFINITY;
+        for (int64_t i = 0; i < m.dh; i++) // with RoPE any of q and of k in a pair of channels
+            for (int64_t j : {i, (i + m.dh / 2) % m.dh})
+                if (i == j || m.rope)
+                    limit = fmax(limit, fabs(cache.q_weight[h * m.dh + i] * cache.k_weight[h * m.dh + j]));
+        limit *= sqrt((double)m.dh) * (1 + 1.0 / 128);
         if (!m.pro) { // the largest norms so far
             double squares[2] = {};
             vector<double> proj = doubles(in.rows[0]);

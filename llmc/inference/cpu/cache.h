@@ -123,7 +123,8 @@ static inline Forgetting head_forgetting(const Cache* cache, const PagedAttentio
                     .limit = NAN,
                     .log_tolerance = c->log_pruning_tolerance};
     int64_t at = h * s->weight_stride;
-    if (a->q_weight) f.limit = qk_norm_limit(a->q_weight + at, a->k_weight + at, s->dh, c->use_rope);
+    if (a->q_weight)
+        f.limit = qk_norm_limit(a->q_weight + at, a->k_weight + at, s->dh, c->use_rope, PRUNING_OURS);
     return f;
 }
 

@@ -335,6 +335,7 @@ static inline void device_cache_prefill(const DeviceCache* c, const ExtendLayer*
     PrefillScratch space = c->space;
     space.pruning.q_weight = q_weight;
     space.pruning.k_weight = k_weight;
+    space.pruning.rope = c->model.rope;
     space.weight_stride = weight_stride;
     space.pruning.log_tolerance = c->model.log_tolerance;
     for (int i = c->host.num_sequences - 1; i >= 0; i--)

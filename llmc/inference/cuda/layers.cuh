@@ -102,7 +102,7 @@ static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) 
     const bf16* q_norm = layer_param(layer, layer->weights, P_Q_NORM);
     if (q_norm && cache->pages.drops)
         pages_limits(&cache->pages, layer->l, q_norm, layer_param(layer, layer->weights, P_K_NORM),
-                     attention_shape_of(layer).weight_stride, layer->stream);
+                     attention_shape_of(layer).weight_stride, layer->config->use_rope, layer->stream);
 }
 
 // Before the layers: what the pass is for all of them.

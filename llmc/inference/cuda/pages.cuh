@@ -383,13 +383,13 @@ static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStr
 __global__ static void __launch_bounds__(32)
     pages_limits_kernel(double* limits, const __grid_constant__ Pruning pruning,
                         const __grid_constant__ HeadShape s) {
-    double limit = pruning_score_limit(pruning, s, NULL, (int)blockIdx.x);
+    double limit = pruning_weight_limit(pruning, s, (int)blockIdx.x);
     if (threadIdx.x == 0) limits[blockIdx.x] = limit;
 }
 
 // Computes p->limits of a layer from its QK norm's weights.
 static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
-                                int64_t weight_stride, cudaStream_t stream) {
+                                int64_t weight_stride, bool rope, cudaStream_t stream) {
     HeadShape s = {};
     s.B = s.T = 1;
     s.NH = p->NH;
@@ -398,6 +398,7 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
     Pruning pruning = {};
     pruning.q_weight = q_weight;
     pruning.k_weight = k_weight;
+    pruning.rope = rope;
     CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
 }
 
