@@ -1046,9 +1046,6 @@ static void print_plan(const Run* run) {
 
 static Model* trainer_open(Run* run) {
     GpuPlan plan;
-    if (run->config.document_reset && !run_infers(run))
-        die("document_reset: its kernels have passed no test on a GPU yet; ./train_fox trains and evaluates "
-            "with it");
     Model* model = model_plan(&plan, run);
     const Device* device = &model->device;
     int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;

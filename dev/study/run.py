@@ -48,7 +48,7 @@ def arguments():
     add("names", nargs="*", metavar="NAME")
     add("--minutes", type=float, required=True)
     add("--later", type=float, default=0, metavar="MINUTES")
-    add("--corpus", type=Path, metavar="PREFIX", help="of the shards that dev/study/corpus.sh writes")
+    add("--corpus", type=Path, metavar="PREFIX", help="of the shards that dev/study/corpus/corpus.sh writes")
     add("--work", type=Path, required=True, metavar="FOLDER", help="checkpoints; 17 GB a GPU")
     add("--results", type=Path, required=True, metavar="FOLDER")
     add("--trainer", type=Path, default=ROOT / "train_foxcu")
@@ -322,7 +322,7 @@ def main():
     if not options.trainer.exists():
         raise Error(f"{options.trainer}: not built: make train_foxcu")
     if not all(map(plan.task_of, study.chosen)) and not Path(f"{options.corpus}.json").exists():
-        raise Error(f"{options.corpus}.json: not there: dev/study/corpus.sh makes the corpus")
+        raise Error(f"{options.corpus}.json: not there: dev/study/corpus/corpus.sh makes the corpus")
     workers = [threading.Thread(target=study.work, args=(gpu,)) for gpu in gpus_of(options)]
     for worker in workers:
         worker.start()

@@ -41,7 +41,7 @@ format               in .ci/run
 clean                in Makefile
 help                 run make -s help
 study-report         in dev/test/study/test_study.sh
-dev/study/corpus.py  in dev/test/study/test_corpus.sh
+dev/study/corpus/corpus.py  in dev/test/study/test_corpus.sh
 dev/study/run.py     in dev/test/study/test_study.sh
 dev/study/plan.py    in dev/test/study/test_study.sh
 dev/study/collect.py in dev/test/study/test_study.sh

@@ -1,6 +1,6 @@
 """
-Makes packages of generated text, and checks what dev/study/corpus.py makes of them: of source packages documents of 256
-tokens, of packages of documentation rows of 256 tokens.
+Makes packages of generated text, and checks what dev/study/corpus/corpus.py makes of them: of source packages documents
+of 256 tokens, of packages of documentation rows of 256 tokens.
 """
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-sys.path[:0] = ["dev/study", "scripts"]
+sys.path[:0] = ["dev/study/corpus", "scripts"]
 import corpus  # noqa: E402
 import doc_text  # noqa: E402
 

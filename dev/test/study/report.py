@@ -13,7 +13,7 @@ import report  # noqa: E402
 FOLDER = Path(sys.argv[1])
 PAGE, RESULTS = FOLDER / "STUDY.md", FOLDER / "results"
 RESULTS.mkdir(parents=True, exist_ok=True)
-corpus = json.loads(Path("dev/study/corpus.json").read_text())
+corpus = json.loads(Path("dev/study/corpus/corpus.json").read_text())
 DOCUMENTS = len(corpus["held"]["documents"])
 
 
@@ -124,7 +124,7 @@ assert "trained on corpus mqar --seed 7" in run().stderr
 # packed documents: gains 0.01, 0.02, 0.03 of fox-pro, 0.06, 0.05, 0.07 of transformer-pro: the difference has the mean
 # -0.04 and the error 0.00577, t = 6.93 with 2 degrees of freedom
 write(task)
-short = json.loads(Path("dev/study/short_corpus.json").read_text())
+short = json.loads(Path("dev/study/corpus/short_corpus.json").read_text())
 DOCUMENTS = len(short["held"]["documents"])
 
 

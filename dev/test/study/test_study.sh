@@ -117,7 +117,7 @@ needles = {task: plan.unpacked(means) for task, means in main["tasks"].items() i
 assert list(needles) == ["needle_000", "needle_001", "needle_002", "needle_004"], list(needles)
 assert [(p["distractors"], p["gap"], p["samples"]) for p in needles["needle_004"]] == \
     [(0, 32, 2), (0, 128, 2), (3, 32, 2), (3, 128, 2)], needles
-assert needles["needle_000"][0]["logprob"] != needles["needle_004"][0]["logprob"]
+assert needles["needle_000"] != needles["needle_004"]  # tuning changes the scores
 assert len(main["half_lives"]["8"]) == 1 and len(main["half_lives"]["8"][0]) == 2
 assert main["eval"]["seq_len"] == 64 and abs(main["unpruned"]["loss_mean"] - main["eval"]["loss_mean"]) < 1e-3
 assert all(len((out / f"{name}.json").read_bytes()) <= 30_000 for name in (*rates, "fox-pro_11"))

@@ -3,29 +3,29 @@
 # package in their order.
 #
 #     make data/text_to_shards data/ids_to_shards
-#     dev/study/corpus.sh FOLDER PREFIX        about 2 GB of downloads, 4 GB of disk, 3 GB of memory, half an hour
+#     dev/study/corpus/corpus.sh FOLDER PREFIX        about 2 GB of downloads, 4 GB of disk, 3 GB of memory, half an hour
 #
 # writes PREFIX_train_*.bin, 4,096 documents, and PREFIX_val_*.bin, 256 of packages that training never sees;
 # PREFIX.json, of which package each held-out document is and how many bytes it has, and what was removed as
 # near-duplicate; PREFIX.sha256, the shards' checksums. Their hash is the corpus's name, which must be that of
-# dev/study/corpus.json.
+# dev/study/corpus/corpus.json.
 #
-#     dev/study/corpus.sh --short FOLDER PREFIX
+#     dev/study/corpus/corpus.sh --short FOLDER PREFIX
 #
 # makes the corpus of short documents out of short_packages.txt, Debian's packages of documentation: token streams
 # PREFIX_train_*.bin and PREFIX_val_*.bin, and PREFIX_intact_train_*.bin, held-out documents each in a row of its own.
-# Its name is that of dev/study/short_corpus.json.
+# Its name is that of dev/study/corpus/short_corpus.json.
 #
 # The packages are Debian's by version and sha256 (packages.txt), from the archive while it has these versions,
 # then from snapshot.debian.org. What is in FOLDER/get already is not downloaded again; FOLDER may be deleted
 # afterwards. corpus.py says how files are chosen. A copy of the corpus for a machine without a network:
 #
-#     dev/study/corpus.sh --pack PREFIX PARTS      PARTS/part_000.xz ..., of at most PART=40M
-#     dev/study/corpus.sh --unpack PARTS PREFIX    from all of them
+#     dev/study/corpus/corpus.sh --pack PREFIX PARTS      PARTS/part_000.xz ..., of at most PART=40M
+#     dev/study/corpus/corpus.sh --unpack PARTS PREFIX    from all of them
 set -eu
 export LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
-root=$here/../..
+root=$here/../../..
 archive=https://deb.debian.org/debian
 snapshot=https://snapshot.debian.org/archive/debian/20261123T000000Z
 
@@ -55,7 +55,7 @@ decompress() {
     fi
 }
 
-# check PREFIX: are these the shards that dev/study/corpus.json names?
+# check PREFIX: are these the shards that dev/study/corpus/corpus.json names?
 check() {
     (cd "$(dirname "$1")" && sha256sum -c --quiet "${1##*/}.sha256") || fail "$1: damaged"
     name=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$1.json")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """
-Makes the study's corpora out of packages that dev/study/corpus.sh has fetched: long documents out of source packages,
+Makes the study's corpora out of packages that dev/study/corpus/corpus.sh has fetched: long documents out of source packages,
 short ones where the list has binary packages of documentation (.deb).
 
-    dev/study/corpus.py select PACKAGES.txt FOLDER      FOLDER/get/*.tar.* -> FOLDER/text/{held,train}/NAME/...
-    dev/study/corpus.py shards PACKAGES.txt FOLDER PREFIX    FOLDER/text -> PREFIX_train_*.bin, PREFIX_val_*.bin,
+    dev/study/corpus/corpus.py select PACKAGES.txt FOLDER      FOLDER/get/*.tar.* -> FOLDER/text/{held,train}/NAME/...
+    dev/study/corpus/corpus.py shards PACKAGES.txt FOLDER PREFIX    FOLDER/text -> PREFIX_train_*.bin, PREFIX_val_*.bin,
                                                              of short documents also PREFIX_intact_train_*.bin
 
 select keeps files of text by their suffix (SUFFIXES), in UTF-8, of 200 bytes to 1 MB, that are not mainly tables of
@@ -38,7 +38,7 @@ from pathlib import Path
 
 import doc_text
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 from common import Error, run, write_file  # noqa: E402
 
