@@ -268,7 +268,7 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
 }
 
 // The most blocks of keys that a window lets a block of queries see, of all that there are.
-__device__ static inline int pruning_span(const HeadShape& s, int blocks) {
+__host__ __device__ static inline int pruning_span(const HeadShape& s, int blocks) {
     int64_t seen = s.window ? (s.window + ATTENTION_BLOCK - 2) / ATTENTION_BLOCK + 1 : blocks;
     return (int)(seen < blocks ? seen : blocks);
 }
