@@ -39,7 +39,7 @@ for model in fox-pro-nano transformer-llama-nano; do
     family $model 0
     family $model 24 --window-size 24
 done
-family hgrn2-nano none
+family hgrn2-nano none --set num_heads=1 # the GPU's heads have 128 channels
 
 # The hours of a GPU: at an MFU, in proportion to FLOPs
 hours() { $program --dry-run --model fox-pro-nano --seq-len 64 --gpu H100 --mfu 5 --data $shard "$@"; }
