@@ -42,6 +42,7 @@ clean                in Makefile
 help                 run make -s help
 study-report         in dev/test/study/test_study.sh
 dev/study/corpus/corpus.py  in dev/test/study/test_corpus.sh
+dev/study/corpus/doc_text.py in dev/study/corpus/corpus.py
 dev/study/run.py     in dev/test/study/test_study.sh
 dev/study/plan.py    in dev/test/study/test_study.sh
 dev/study/collect.py in dev/test/study/test_study.sh
@@ -189,7 +190,7 @@ esac'
 
 targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')
 there=$(printf '%s\n' $targets
-    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.sh scripts/*/*.py scripts/*/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh |
+    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.sh scripts/*/*.py scripts/*/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/*/*/*.py dev/fuzz/*.sh |
         grep -v '^dev/test/')
 rows=$(awk 'NF { print $1 }' <<<"$table")
 equals "rows that are missing, or of nothing: " \
