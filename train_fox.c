@@ -1044,7 +1044,7 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
         own->computing = computed - model->began;
         own->waiting = seconds_now() - computed;
         mpi_sum((double*)sums, sizeof *sums / sizeof(double));
-        mpi_sum((double*)model->times, 2 * ranks);
+        mpi_sum((double*)model->times, RANK_TIMES * ranks);
     }
     const double scale = step_scale(&sums->votes);
     model->norm = scale * sqrt(sums->squares);

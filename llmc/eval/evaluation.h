@@ -145,6 +145,7 @@ static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
            e->data.doc_len > 0 ? "each the beginning of a document" : "windows in order",
            (long long)run->micro_batch);
     if (run->world->size > 1) printf(" on %d ranks", run->world->size);
+    if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
     printf("\n%s", run->device);
 }
 
@@ -177,8 +178,12 @@ static inline Evaluation* evaluation_open(const Run* run) {
     uint64_t fingerprint;
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
     if (run->world->rank == 0) result_check("eval", run->options.eval);
-    run_open_data(run, &e->data, run->options.val_data, run->world->size, false);
+    run_open_data(run, &e->data, run->options.val_data, run_groups(run), false);
     run_reserve_files(&e->data, NULL);
+    // documents are also measured in shorter sequences, multiples of 3,072
+    if (e->data.doc_len > 0 && 3 * DOCUMENTS_CONTEXT % run->group.size != 0)
+        die("--sequence-ranks %d: --eval of documents needs a divisor of %d", run->group.size,
+            3 * DOCUMENTS_CONTEXT);
     if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},
                                 {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};
@@ -229,7 +234,7 @@ static inline void evaluation_contexts(Evaluation* e, const Trainer* trainer, Mo
 static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* model, const Run* run) {
     const int64_t T = run->options.seq_len;
     const double tokens = (double)(e->sequences * T),
-                 first = (double)(run->micro_batch * T * run->world->size);
+                 first = (double)(run->micro_batch * T * run_groups(run));
     Positions p = positions_new(T);
     DocumentLosses documents = documents_new(e->data.doc_len > 0 ? e->sequences : 0, T, e->data.masked);
     Progress progress;

@@ -168,23 +168,31 @@ static inline int64_t positions_share(const Run* run, DataLoader* data, int64_t 
     return sequences;
 }
 
-// Adds the losses of this rank's share of the first `sequences` of the data. The host adds a batch while the
+// Collective where ranks share sequences, which begin a batch together or not at all: is no further one begun?
+static inline bool positions_stops(const Positions* p, const Run* run) {
+    double stop = p->stop && *p->stop ? 1 : 0;
+    if (p->stop && run->group.size > 1) world_sum(run->world, &stop, 1);
+    return stop > 0;
+}
+
+// Adds the losses of this rank's share of the first `sequences` of the data; of ranks that share them all have
+// their losses, and the first one adds them. The host adds a batch while the
 // device computes the next one. With --eval a loss that is not finite ends the run. progress: NULL, or open,
 // in tokens of all ranks.
 static inline void positions_measure(Positions* p, const Trainer* trainer, Model* model, const Run* run,
                                      DataLoader* data, int64_t sequences, Progress* progress) {
     const double first_batch = 600; // seconds: kernels are loaded, GEMM algorithms chosen
     const DataShare* share = &data->options.share;
-    const int64_t B = run->micro_batch, T = p->seq_len, ranks = run->world->size;
+    const int64_t B = run->micro_batch, T = p->seq_len, groups = run_groups(run);
     int64_t mine = share->count / B;
-    const int64_t most = (share->stride / B + ranks - 1) / ranks;
+    const int64_t most = (share->stride / B + groups - 1) / groups;
     const int64_t in_flight = trainer->steps_in_flight;
     p->started = seconds_now();
     dataloader_seek(data, 0);
     for (int64_t i = 0; i < most + in_flight; i++) {
         watch_progress(run->world); // as often on all ranks, though one may have a batch less
         if (i == 0) watch_allow(run->world, first_batch);
-        if (p->stop && *p->stop && i < mine) mine = i;
+        if (positions_stops(p, run) && i < mine) mine = i;
         if (i < mine) {
             trainer->load_batch(model, data);
             trainer->queue_losses(model);
@@ -193,6 +201,8 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
         if (done < 0 || done >= mine) continue;
         int64_t count = sequences - first < B ? sequences - first : B;
         void* losses = trainer->finish_losses(model);
+        if (done == 0) p->first_finished = seconds_now();
+        if (run->group.rank > 0) continue;
         for (int64_t b = 0; p->documents && b < count; b++) // before positions_add takes the marks off
             documents_add(p->documents, first + b, trainer, losses, b * T);
         int64_t bad = positions_add(p, trainer, losses, count);
@@ -200,8 +210,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
             die("--init %s: the loss of sequence %lld is not finite at position %lld: the weights are too "
                 "large or damaged",
                 run->options.init, (long long)(first + bad / T + 1), (long long)(bad % T + 1));
-        if (done == 0) p->first_finished = seconds_now();
-        int64_t all = p->sequences * ranks < sequences ? p->sequences * ranks : sequences;
+        int64_t all = p->sequences * groups < sequences ? p->sequences * groups : sequences;
         if (progress) progress_update(progress, (double)(all * T));
     }
 }

@@ -50,10 +50,11 @@ typedef struct {
 } StepSums;
 
 // How a rank spent an optimizer step: seconds of computing, and of waiting for other ranks' gradients and
-// weights.
+// weights; and the blocks of attention that it computed, where they are counted.
 typedef struct {
-    double computing, waiting;
+    double computing, waiting, attention;
 } RankTime;
+enum { RANK_TIMES = sizeof(RankTime) / sizeof(double) };
 
 // One optimizer step of AdamW.
 typedef struct {

@@ -5,7 +5,7 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 */
 #pragma once
 
-#include "../model/params.h"
+#include "../model/sequence.h"
 #include "../model/shard.h"
 #include "../run/command/options.h"
 
@@ -40,6 +40,19 @@ static inline int64_t gpu_overhead_bytes(const Shard* shard) {
         if (count > largest) largest = count;
     }
     return ((int64_t)1434 << 20) + (shard->size - 1) * largest * 4;
+}
+
+// What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the gradient
+// of that, o, delta, and the other GPUs' messages.
+static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
+                                         int ranks, Recompute recompute) {
+    if (ranks == 1) return 0;
+    const HeadColumns proj = head_columns_of_proj(table, c, ranks);
+    const int64_t L = recompute == RECOMPUTE_BLOCK ? 1 : c->num_hidden_layers, BT = B * T;
+    const int64_t gates_output = c->use_output_norm || c->use_output_gate;
+    const int64_t row = head_columns_bytes(&proj) * ranks, angles = 4 * (c->hidden_size / c->num_heads);
+    return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
+           (ranks - 1) * (sequence_message_bytes(&proj, BT) + T * angles);
 }
 
 // Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have

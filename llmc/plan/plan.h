@@ -49,13 +49,13 @@ typedef struct {
     int64_t besides;     // bytes that everything but activations needs
     int64_t room;        // bytes for activations, where the GPU's memory is known
     int recompute;       // the level that plan_fit has chosen
-    // Bytes of activations of a pass over [B,T] tokens
+    // Bytes of activations of a pass over [B,T] tokens, of T of a sequence on this rank
     int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
     const void* model;
 } GpuPlan;
 
 static inline int64_t plan_pass_bytes(const GpuPlan* p, int64_t B, Recompute recompute) {
-    return p->pass_bytes(p->model, B, p->run->options.seq_len, recompute);
+    return p->pass_bytes(p->model, B, sequence_tokens(&p->run->group, p->run->options.seq_len), recompute);
 }
 
 // The level that a training is planned for: --recompute, or the first that fits; -1: none fits.
@@ -151,7 +151,7 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     }
     const int ranks = run_ranks(run);
     const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
-    const double gpus_used = ranks == 1 ? 1 : RATE_OF_LINEAR / busiest;
+    const double gpus_used = ranks == 1 ? 1 : RATE_OF_LINEAR / busiest * run->group.size;
     double tokens[NUM_RATES], hours[NUM_RATES];
     for (int kind = 0; kind < NUM_RATES; kind++) {
         tokens[kind] = rate.tokens[kind] * gpus_used;
@@ -161,7 +161,8 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
            ranks, ranks > 1 ? "GPUs" : "GPU", hours[RATE_UNPRUNED] * ranks, tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
     if (ranks > 1)
-        printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
+        printf("  %.0f%% of linear, as measured with up to four GPUs of one host%s\n", 100 * RATE_OF_LINEAR,
+               run->group.size > 1 ? ", none of which shared a sequence" : "");
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
            hours[RATE_SPREAD], tokens[RATE_SPREAD]);
@@ -211,7 +212,8 @@ static inline void plan_print_gpu(const GpuPlan* p) {
 
 static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
     const Run* run = (const Run*)model;
-    return gpu_pass_bytes(&run->config, &run->table, B, T, recompute);
+    return gpu_pass_bytes(&run->config, &run->table, B, T, recompute) +
+           gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute);
 }
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.

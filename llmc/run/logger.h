@@ -69,6 +69,7 @@ typedef struct {
     StepVotes votes;       // of all ranks
     int ranks;             // 1: alone, and
     const RankTime* times; // [ranks] is not set
+    int sequence_ranks;    // of them share sequences
 
     // Fraction of attention's FLOPs within documents that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
@@ -243,6 +244,22 @@ static inline void logger_run(Logger* l, const LogRun* r) {
     free(device);
 }
 
+// The largest share of attention's blocks that one of the ranks has which share sequences: 1 / sequence_ranks where
+// pruning leaves all of them the same work. 0: sequences are not shared, or blocks not counted.
+static inline double logger_attention_share(const LogStep* s) {
+    double largest = 0;
+    for (int first = 0; s->sequence_ranks > 1 && first + s->sequence_ranks <= s->ranks;
+         first += s->sequence_ranks) {
+        double sum = 0, most = 0;
+        for (int r = first; r < first + s->sequence_ranks; r++) {
+            sum += s->times[r].attention;
+            if (s->times[r].attention > most) most = s->times[r].attention;
+        }
+        if (sum > 0 && most / sum > largest) largest = most / sum;
+    }
+    return largest;
+}
+
 // How the ranks spent a step: tokens per second of one, the rank that computed longest with its share of the
 // step's time, and the longest time that a rank waited for others' gradients and weights, in ms.
 static inline void logger_put_ranks(JsonWriter* w, const LogStep* s, double tokens_per_s) {
@@ -257,6 +274,8 @@ static inline void logger_put_ranks(JsonWriter* w, const LogStep* s, double toke
     json_put_int(w, "slowest_rank", slowest);
     json_put_double(w, "slowest_share", s->times[slowest].computing / s->seconds);
     json_put_double(w, "waiting_ms", 1000 * waiting);
+    const double share = logger_attention_share(s);
+    if (share > 0) json_put_double(w, "attention_share", share);
 }
 
 // Logs an optimizer step. The terminal shows the first and the last step of the process and every

@@ -91,7 +91,10 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     printf("sequence           %15lld tokens\n", (long long)o->seq_len);
     printf("step               %15lld tokens: %lld micro-batches of %lld sequences",
            (long long)o->batch_tokens, (long long)run->micro_batches, (long long)run->micro_batch);
-    if (run_ranks(run) > 1)
+    if (run->group.size > 1)
+        printf(", %lld at most on each of %d group%s of %d ranks", (long long)run_rank_batches(run),
+               run_groups(run), run_groups(run) > 1 ? "s" : "", run->group.size);
+    else if (run_ranks(run) > 1)
         printf(", %lld at most on each of %d ranks", (long long)run_rank_batches(run), run_ranks(run));
     printf("\n");
     printf("training           %15lld tokens: %lld steps, peak learning rate %g, %lld tokens of warm-up\n",
@@ -135,9 +138,15 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
         printf("the data has %lld tokens, which this training reads %.4g times\n",
                (long long)(sequences * o->seq_len), epochs);
     free(recipe);
-    if (run->world->size > 1)
-        printf("%d ranks with %lld to %lld micro-batches a step\n", run->world->size,
-               (long long)(run->micro_batches / run->world->size), (long long)run_rank_batches(run));
+    if (run->world->size > 1) {
+        printf("%d ranks", run->world->size);
+        if (run->group.size > 1)
+            printf(" in groups of %d, which share sequences: %lld tokens and %lld heads a rank; groups",
+                   run->group.size, (long long)sequence_tokens(&run->group, o->seq_len),
+                   (long long)run->config.num_heads / run->group.size);
+        printf(" with %lld to %lld micro-batches a step\n", (long long)(run->micro_batches / run_groups(run)),
+               (long long)run_rank_batches(run));
+    }
     if (run->state.step < run->last_step) run_check_warmup(o);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }

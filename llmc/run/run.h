@@ -17,13 +17,13 @@ error.
 */
 #pragma once
 
-#include <sys/resource.h>
 #include "../checkpoint/format.h"
 #include "../checkpoint/out.h"
 #include "../dist/world.h"
 #include "../baselines/mixers.h"
 #include "../model/config_file.h"
 #include "../model/presets.h"
+#include "../model/sequence.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
 #include "plan_data.h"
@@ -62,6 +62,7 @@ typedef struct {
     Config config;
     ParamTable table;
     Shard shard;                  // this rank's, of the table's flat buffers
+    SequenceGroup group;          // of the ranks that share its sequences
     int64_t batch_sequences;      // sequences of an optimizer step
     int64_t micro_batch;          // B: sequences of a forward and backward pass
     int64_t micro_batches;        // forward and backward passes of a step, of all ranks together
@@ -316,31 +317,35 @@ static inline bool run_reads_sequences(const Run* run) { return run_infers(run) 
 
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
-    return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
-                                                                      : run->world->size;
+    const Options* o = &run->options;
+    if (run->mode != RUN_DRY) return run->world->size;
+    return (int)(o->ranks != OPTION_UNSET ? o->ranks : o->sequence_ranks);
 }
+
+// Groups of ranks that share sequences: as many as ranks, where each has its own.
+static inline int run_groups(const Run* run) { return run_ranks(run) / (int)run->options.sequence_ranks; }
 
 // Micro-batches a step of the busiest rank.
 static inline int64_t run_rank_batches(const Run* run) {
-    return (run->micro_batches + run_ranks(run) - 1) / run_ranks(run);
+    return (run->micro_batches + run_groups(run) - 1) / run_groups(run);
 }
 
 // A micro-batch of at most `most` sequences: a divisor of the step's sequences S, of those with which the
-// busiest rank has the fewest sequences the largest.
-static inline int64_t run_choose_micro_batch(int64_t S, int64_t most, int64_t ranks) {
+// busiest group of ranks has the fewest sequences the largest.
+static inline int64_t run_choose_micro_batch(int64_t S, int64_t most, int64_t groups) {
     int64_t best = 1, best_load = S;
-    for (int64_t B = 1; B <= most && B * ranks <= S; B++) {
-        int64_t load = (S / B + ranks - 1) / ranks * B;
+    for (int64_t B = 1; B <= most && B * groups <= S; B++) {
+        int64_t load = (S / B + groups - 1) / groups * B;
         if (S % B == 0 && load <= best_load) best = B, best_load = load;
     }
     return best;
 }
 
-// Tokens of a step of --bench without --batch-tokens: a micro-batch on each rank.
+// Tokens of a step of --bench without --batch-tokens: a micro-batch on each rank, or group of them.
 static inline int64_t run_bench_tokens(const Run* run, int64_t suggested_tokens) {
     const Options* o = &run->options;
     int64_t T = o->seq_len, suggested = suggested_tokens / T < 1 ? 1 : suggested_tokens / T;
-    return (o->micro_batch == OPTION_UNSET ? suggested : o->micro_batch) * T * run_ranks(run);
+    return (o->micro_batch == OPTION_UNSET ? suggested : o->micro_batch) * T * run_groups(run);
 }
 
 // Refuses sizes that overflow an int64_t: no machine has the memory.
@@ -359,23 +364,24 @@ static inline void run_check_pass_size(const Run* run) {
 // Sets the sizes of step and micro-batch; by default at most suggested_tokens a micro-batch.
 static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
     const Options* o = &run->options;
-    int64_t T = o->seq_len, B = o->micro_batch, ranks = run_ranks(run);
+    int64_t T = o->seq_len, B = o->micro_batch, groups = run_groups(run);
+    const char* ranks = o->sequence_ranks > 1 ? "groups of ranks" : "ranks";
     if (o->batch_tokens % T != 0)
         die("--batch-tokens %lld: not a multiple of the %lld tokens of a sequence (--seq-len)",
             (long long)o->batch_tokens, (long long)T);
     run->batch_sequences = o->batch_tokens / T;
-    if (ranks > run->batch_sequences)
-        die("%lld ranks for the %lld sequences of a step (--batch-tokens / --seq-len): start fewer",
-            (long long)ranks, (long long)run->batch_sequences);
-    if (B == OPTION_UNSET) B = run_choose_micro_batch(run->batch_sequences, suggested_tokens / T, ranks);
+    if (groups > run->batch_sequences)
+        die("%lld %s for the %lld sequences of a step (--batch-tokens / --seq-len): start fewer",
+            (long long)groups, ranks, (long long)run->batch_sequences);
+    if (B == OPTION_UNSET) B = run_choose_micro_batch(run->batch_sequences, suggested_tokens / T, groups);
     if (run->batch_sequences % B != 0)
         die("--micro-batch %lld: does not divide the %lld sequences of a step (--batch-tokens / --seq-len)",
             (long long)B, (long long)run->batch_sequences);
     run->micro_batch = B;
     run->micro_batches = run->batch_sequences / B;
-    if (run->micro_batches < ranks)
-        die("--micro-batch %lld: a step has %lld micro-batches, too few for %lld ranks; lower it",
-            (long long)B, (long long)run->micro_batches, (long long)ranks);
+    if (run->micro_batches < groups)
+        die("--micro-batch %lld: a step has %lld micro-batches, too few for %lld %s; lower it", (long long)B,
+            (long long)run->micro_batches, (long long)groups, ranks);
     run_check_pass_size(run);
 }
 
@@ -444,6 +450,19 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
     run_check_pass_size(run);
 }
 
+// Sets the group of ranks that shares sequences. Dies where there can be none.
+static inline void run_plan_group(Run* run) {
+    Error err;
+    const Options* o = &run->options;
+    const bool shares = run->mode == RUN_TRAIN || run->mode == RUN_BENCH || run->mode == RUN_EVAL;
+    if (o->sequence_ranks > 1 && !shares && run->mode != RUN_DRY)
+        die("--sequence-ranks %lld: only training, --bench and --eval share sequences: leave it out",
+            (long long)o->sequence_ranks);
+    if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), o->seq_len, &err))
+        die("%s", err.msg);
+    run->group = sequence_group(run->world->rank, o->sequence_ranks);
+}
+
 // Dies where a training without held-out data is told how to measure the loss on it.
 static inline void run_check_validation(const CommandLine* line) {
     const bool every = command_line_gives(line, offsetof(Options, val_every)) && line->options.val_every > 0;
@@ -489,6 +508,8 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if (run_reads_sequences(run)) run_complete_inference(run);
     options_apply_recipe(&run->options, &recipe);
     if (run_reads_sequences(run)) run->options.batch_tokens = o->seq_len;
+    run_plan_group(run);
+    suggested_tokens *= o->sequence_ranks;
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
@@ -538,61 +559,3 @@ static inline double run_flops_per_token(const Run* run) {
 
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
 static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
-
-// This rank's share of a number of micro-batches.
-static inline DataShare run_share(const Run* run, int64_t micro_batches) {
-    return data_share(micro_batches, run->micro_batch, run->world->rank, run->world->size);
-}
-
-// Warns of data whose vocabulary does not have the model's end of text: it was encoded for another model.
-static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
-    const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
-    if (V == 0 || end < V || run->world->rank != 0) return;
-    warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
-         "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
-         "bos_token_id and eos_token_id, unless its last token ends texts)",
-         glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
-}
-
-// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
-static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
-                                 bool shuffle) {
-    Error err;
-    const Options* o = &run->options;
-    DataOptions options = data_options(&run->config, o->seq_len);
-    options.batch = run->micro_batch;
-    options.share = run_share(run, micro_batches);
-    options.shuffle = shuffle;
-    options.seed = (uint64_t)o->seed;
-    if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
-    data->counts_documents = run->config.document_reset;
-    data->window = run->config.window_size;
-    run_warn_vocabulary(run, data, glob);
-}
-
-// Dies where the process may not open all files that it will need at once: the shards that its loaders keep
-// open (val_data may be NULL), and some for a save. Raises its limit as far as it may itself.
-static inline void run_reserve_files(const DataLoader* data, const DataLoader* val_data) {
-    enum { OTHERS = 16, MOST = 2 * DATALOADER_OPEN_FILES + OTHERS };
-    const DataLoader* const loaders[] = {data, val_data};
-    int fds[MOST], files = OTHERS, opened = 0;
-    for (int i = 0; i < 2; i++) {
-        const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
-        files += shards < DATALOADER_OPEN_FILES ? (int)shards : (int)DATALOADER_OPEN_FILES;
-    }
-    for (bool raised = false;; raised = true) {
-        while (opened < files && (fds[opened] = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0) opened++;
-        const int why = errno, missing = files - opened;
-        while (opened > 0) close(fds[--opened]);
-        if (missing == 0) return;
-        struct rlimit limit = {0, 0};
-        getrlimit(RLIMIT_NOFILE, &limit);
-        const rlim_t wanted = limit.rlim_cur + (rlim_t)missing;
-        if (raised)
-            die("the shards and a save need %d open files at once, %d more than this process may have: %s; "
-                "raise its limit with ulimit -n %lld",
-                files, missing, strerror(why), (long long)wanted);
-        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit); // the next attempt tells whether it was enough
-    }
-}

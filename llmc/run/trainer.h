@@ -30,7 +30,7 @@ waits for the host.
 #include "../model/shapes.h"
 #include "../checkpoint/format.h"
 #include "logger.h"
-#include "run.h"
+#include "shares.h"
 
 // Defined by the trainer: a model with everything that the run's mode needs.
 typedef struct Model Model;

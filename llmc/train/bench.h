@@ -73,6 +73,7 @@ static inline void bench_steps(double ms[2], LogStep* last, const Trainer* train
     const DocumentCount documents = bench_documents(run);
     memset(last, 0, sizeof *last);
     last->step_tokens = run->options.batch_tokens;
+    last->sequence_ranks = run->group.size;
     ms[1] = 0;
     for (int64_t i = 1, first = BENCH_WARM + 1; i < first + n + in_flight; i++) {
         const int64_t done = i - in_flight; // the step that ends now
@@ -100,7 +101,7 @@ static inline void bench_forward(const Trainer* trainer, Model* model, const Run
     trainer->finish_losses(model);
     const double seconds = (seconds_now() - start) / (double)n;
     printf("  %-28s %10.2f ms %10.0f tokens/s\n", "forward, without gradients", 1e3 * seconds,
-           (double)(run->world->size * run->micro_batch * run->options.seq_len) / seconds);
+           (double)(run_groups(run) * run->micro_batch * run->options.seq_len) / seconds);
 }
 
 // Prints how fast the model trains.
@@ -119,11 +120,15 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     if (trainer->threads)
         printf("ranks of %d threads\n", trainer->threads());
     else
-        printf("GPUs\n");
+        printf("GPUs");
+    if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
+    if (!trainer->threads) printf("\n");
     if (trainer->bench_print) trainer->bench_print(model, run, &last);
     bench_print_rate(run, "forward and backward", ms[1], pruned, hidden);
     bench_print_rate(run, "step", ms[0], pruned, hidden);
     if (last.num_layers > 0) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
+    const double share = logger_attention_share(&last);
+    if (share > 0) printf("  %-28s %10.1f%%\n", "its largest share on a rank", 100 * share);
     printf("  %-28s %10.0f MiB\n", "host memory, at most", (double)usage.ru_maxrss / 1024);
     bench_forward(trainer, model, run);
 }

@@ -107,7 +107,7 @@ static inline void training_open(Training* t) {
     const Options* o = &run->options;
     run_open_data(run, &t->data, o->data, run->micro_batches, o->shuffle);
     if (o->val_data) {
-        run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
+        run_open_data(run, &t->val_data, o->val_data, run_groups(run), false);
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
     const DataLoader* val_data = o->val_data ? &t->val_data : NULL;
@@ -344,6 +344,7 @@ static inline void training_queue_step(Training* t) {
     line->step_tokens = step_tokens;
     line->lr = lr;
     line->masked = t->data.masked;
+    line->sequence_ranks = t->run->group.size;
     t->in_flight++;
 }
 
@@ -498,6 +499,9 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
 // be read.
 static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     int exit_code = EXIT_SUCCESS;
+    if (trainer->threads && run->group.size > 1 && !plan_for_gpu(&run->options))
+        die("--sequence-ranks %d: GPUs share sequences, and this is the CPU trainer: take ./train_foxcu",
+            run->group.size);
     Requests* requests = eval_requests_open(run);
     if (run->mode == RUN_DRY) {
         PlanData data;

@@ -284,13 +284,21 @@ static void test_hidden(void) {
 static void test_ranks(void) {
     Logger l;
     open_log(&l);
-    const RankTime times[] = {{1.5, 0.25}, {1.75, 0.125}, {1.625, 0.5}};
+    const RankTime times[] = {{1.5, 0.25, 0}, {1.75, 0.125, 0}, {1.625, 0.5, 0}};
+    const RankTime shared[] = {{1, 1, 60}, {1, 1, 40}, {1, 1, 25}, {1, 1, 75}};
     LogStep s = a_step(1, 2), alone = a_step(2, 2);
     s.ranks = 3, s.times = times;
     CAPTURE(1, logger_step(&l, &s));
     CAPTURE(1, logger_step(&l, &alone));
+    s.ranks = 4, s.times = shared, s.sequence_ranks = 2;
+    CAPTURE(1, logger_step(&l, &s));
+    s.sequence_ranks = 4;
+    CAPTURE(1, logger_step(&l, &s));
     logger_close(&l);
-    CHECK(read_log() == 2, "lines");
+    CHECK(read_log() == 4, "lines");
+    CHECK(number(2, "attention_share") == 0.75 && number(3, "attention_share") == 0.375,
+          "share of attention");
+    CHECK(!has(0, "attention_share"), "no sequences are shared");
     CHECK(number(0, "tokens_per_s") == 2048 && number(0, "tokens_per_s_per_rank") == 2048 / 3.0, "tokens/s");
     CHECK(number(0, "ranks") == 3 && number(0, "slowest_rank") == 1, "the slowest rank");
     CHECK(number(0, "slowest_share") == 0.875 && number(0, "waiting_ms") == 500, "its share, and the wait");

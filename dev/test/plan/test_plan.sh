@@ -87,6 +87,25 @@ close "$(awk -v h="$(first time)" 'BEGIN { print 8 * h }')" "$(line time | awk '
 check "twelve, of which eight have three sequences" plan --model fox-pro-760m --gpu H200 --ranks 12
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 32 / 3 * 0.98 }')"
 
+# Sequences over several GPUs: memory, and hours as of their sum. 203 GB over 8 GPUs for sequences of a million tokens
+# and about 25 more for the exchange
+long="--model fox-pro-760m --gpu H200 --seq-len 1Mi --batch-tokens 1Mi --recompute block"
+activations() { line "activations, about" | awk '{ print $1 }'; }
+check "a million tokens" plan $long
+whole=$(activations)
+said "1 micro-batches of 1 sequences"
+for ranks in 2 8; do
+    check "over $ranks" plan $long --sequence-ranks $ranks
+    said "1 micro-batches of 1 sequences, 1 at most on each of 1 group of $ranks ranks"
+    check "its memory" awk -v w="$whole" -v a="$(activations)" -v n=$ranks \
+        'BEGIN { print w, a; exit !(a * n > w && a * n < 1.3 * w) }'
+done
+check "its hours" plan $long --sequence-ranks 8 --mfu 40
+hours 16106127360 "$(awk 'BEGIN { print 8 * 0.98 * 0.4 * 989.4e12 / 2.365e11 }')"
+check "four groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2
+said "at most on each of 4 groups of 2 ranks"
+hours 16106127360 "$(awk 'BEGIN { print 58749 * 8 * 0.98 }')"
+
 # The recipes say the same hours
 recipe() { # FILE HOURS OPTIONS...
     check "$1" plan --model "${@:3}"

@@ -194,9 +194,13 @@ __global__ static void clock_wait_kernel(StepClock* clock, bool over) {
         clock->since = now;
 }
 
-// Writes times[rank], of the step until now.
-__global__ static void clock_end_kernel(RankTime* times, int rank, const StepClock* clock) {
-    unsigned long long now;
+// Writes times[rank], of the step until now; attention: the sum of the odd ones of n counters, blocks that were
+// kept.
+__global__ static void clock_end_kernel(RankTime* times, int rank, const StepClock* clock,
+                                        const unsigned long long* counters, int64_t n) {
+    unsigned long long now, kept = 0;
+    for (int64_t i = 1; i < n; i += 2) kept += counters[i];
+    times[rank].attention = (double)kept;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     times[rank].waiting = 1e-9 * (double)clock->waited;
     times[rank].computing = 1e-9 * (double)(now - clock->begun - clock->waited);
@@ -331,8 +335,8 @@ static inline void exchange_finish_reduce(const Exchange* e, cudaStream_t main) 
 // Queues the sums over all ranks: stats->all, the times, and n counters.
 static inline void exchange_sums(Exchange* e, StepStats* stats, unsigned long long* counters, int64_t n,
                                  cudaStream_t main) {
-    const int64_t sums = sizeof(StepSums) / sizeof(double), times = 2 * e->shard.size;
-    CUDA_LAUNCH(clock_end_kernel, 1, 1, main, e->times, e->shard.rank, e->clock);
+    const int64_t sums = sizeof(StepSums) / sizeof(double), times = RANK_TIMES * e->shard.size;
+    CUDA_LAUNCH(clock_end_kernel, 1, 1, main, e->times, e->shard.rank, e->clock, counters, n);
     nccl_group_begin();
     nccl_sum(e, &stats->all.loss, &stats->own.loss, sums, main);
     nccl_sum(e, &e->times->computing, &e->times->computing, times, main);

@@ -151,6 +151,8 @@ ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank makes no progress for so long") \
 ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
     "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
+ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, 1024, \
+    "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, \
     "print config, parameter counts, memory and hours, and exit; needs no GPU") \

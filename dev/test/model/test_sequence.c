@@ -1,0 +1,143 @@
+/*
+Tests of llmc/model/sequence.h: the tokens and heads of ranks that share sequences, columns of their heads, what is
+refused; and of their shares of the data (llmc/run/shares.h).
+*/
+#include "../../../llmc/run/shares.h"
+#include "../check.h"
+
+static Config preset(const char* name) {
+    Config c;
+    Recipe recipe;
+    Error err;
+    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
+    return c;
+}
+
+// Every token is one rank's, and every head, of which neighbours are on different ranks.
+static void check_shares(int64_t T, int heads, int ranks) {
+    int64_t next = 0;
+    int* owners = (int*)xcalloc((size_t)heads, sizeof *owners);
+    for (int rank = 0; rank < ranks; rank++) {
+        const SequenceGroup g = sequence_group(5 * ranks + rank, ranks); // of the sixth group
+        CHECK(g.rank == rank && g.size == ranks, "rank %d of %d", g.rank, g.size);
+        CHECK(sequence_first(&g, T) == next, "rank %d of %d begins at token %d", rank, ranks, (int)next);
+        next += sequence_tokens(&g, T);
+        for (int i = 0; i < heads / ranks; i++) owners[sequence_head(rank, ranks, i)] += 1 + rank;
+    }
+    CHECK(next == T, "%d of %d tokens", (int)next, (int)T);
+    for (int h = 0; h < heads; h++)
+        CHECK(owners[h] == 1 + h % ranks, "head %d of %d, %d ranks: %d", h, heads, ranks, owners[h]);
+    free(owners);
+}
+
+// Columns that heads' ranks have of a row: each of the tensors' once, in order of heads, and no other.
+static void check_columns(const HeadColumns* h, int64_t row, const int64_t* begins, const int64_t* widths,
+                          int n) {
+    int* seen = (int*)xcalloc((size_t)row, sizeof *seen);
+    for (int rank = 0; rank < h->ranks; rank++)
+        for (int local = 0; local < h->stride; local++) {
+            const int whole = head_columns_whole(h, rank, local);
+            CHECK((whole < 0) == (local >= h->columns) && whole < row, "column %d of rank %d is %d", local,
+                  rank, whole);
+            if (whole >= 0) seen[whole]++;
+            // a group of eight is never of two heads where these have 64 channels, nor cut
+            if (whole >= 0 && local % 8 && local < 3 * 64 * h->heads && h->parts > 0)
+                CHECK(whole == head_columns_whole(h, rank, local - 1) + 1, "column %d of rank %d", local,
+                      rank);
+        }
+    int64_t expected = 0, wrong = 0, found = 0;
+    for (int64_t column = 0; column < row; column++) {
+        int of = 0;
+        for (int i = 0; i < n; i++)
+            of += column >= begins[i] && column < begins[i] + widths[i] * h->ranks * h->heads;
+        expected += of, found += seen[column], wrong += seen[column] != of;
+    }
+    CHECK(wrong == 0 && expected == found && found == (int64_t)h->ranks * h->columns,
+          "%d columns of %d, %d wrong", (int)found, (int)expected, (int)wrong);
+    CHECK(h->stride % HEAD_COLUMNS_ALIGN == 0 && h->stride - h->columns < HEAD_COLUMNS_ALIGN,
+          "%d columns, stride %d", h->columns, h->stride);
+    for (int i = 0; i < n; i++)
+        CHECK(head_columns_whole(h, 1, (int)head_columns_local(h, begins[i])) == begins[i] + widths[i],
+              "head 1 is the first of rank 1");
+    CHECK(head_columns_local(h, row) == -1, "no such column");
+    free(seen);
+}
+
+static void test_columns(void) {
+    static const ParamKind kinds[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_FGATE_PROJ, P_K_SHIFT, P_V_SHIFT};
+    static const char* const models[] = {"fox-pro-125m", "fox-llama-125m", "transformer-pro-125m",
+                                         "transformer-llama-125m"};
+    for (int m = 0; m < 4; m++) {
+        const Config c = preset(models[m]);
+        ParamTable table = params_build(&c);
+        int64_t begins[6], widths[6], n = 0;
+        for (int k = 0; k < 6; k++) {
+            const Param* p = params_find(&table, kinds[k], 0);
+            if (p) begins[n] = p->column, widths[n++] = p->shape[0] / c.num_heads;
+        }
+        for (int ranks = 2; ranks <= 12; ranks++) {
+            if (c.num_heads % ranks != 0) continue;
+            const HeadColumns proj = head_columns_of_proj(&table, &c, ranks),
+                              o = head_columns_of_o(&c, ranks);
+            const int64_t begin = 0, width = config_head_size(&c);
+            check_columns(&proj, table.proj.rows, begins, widths, (int)n);
+            check_columns(&o, c.hidden_size, &begin, &width, 1);
+            CHECK(o.stride == c.hidden_size / ranks, "o has no padding");
+            CHECK(sequence_message_bytes(&proj, 1000) >= 2000 * proj.stride, "a message holds its rows");
+        }
+        params_free(&table);
+    }
+}
+
+static void check_refused(const char* says, const char* model, int64_t N, int ranks, int64_t T) {
+    Error err = {""};
+    const Config c = preset(model);
+    const bool ok = sequence_check(&c, N, ranks, T, &err);
+    CHECK(ok == !says && (!says || strstr(err.msg, says)), "%s, %d of %d ranks: %s", model, (int)N, ranks,
+          err.msg);
+}
+
+static void test_refused(void) {
+    check_refused(NULL, "fox-pro-125m", 4, 8, 1 << 20);
+    check_refused(NULL, "mamba2-125m", 1, 3, 100);
+    check_refused("--sequence-ranks 5: does not divide the 12 heads", "fox-pro-125m", 5, 5, 1000);
+    check_refused("--sequence-ranks 4: does not divide the 1002 tokens", "fox-pro-125m", 4, 4, 1002);
+    check_refused("--sequence-ranks 4: 6 ranks cannot be groups", "fox-pro-125m", 4, 6, 1024);
+    check_refused("--sequence-ranks 2: 1 rank cannot be groups", "fox-pro-125m", 2, 1, 1024);
+    check_refused("--sequence-ranks 2: this model has no attention", "mamba2-125m", 2, 2, 1024);
+}
+
+// Ranks of a group have the same sequences; groups have all of them, and each one once.
+static void test_data(void) {
+    for (int N = 1; N <= 4; N++)
+        for (int groups = 1; groups <= 3; groups++)
+            for (int64_t batches = groups; batches < 8; batches++) {
+                World world;
+                Run run;
+                int64_t next = 0;
+                memset(&world, 0, sizeof world), memset(&run, 0, sizeof run);
+                world.size = N * groups;
+                run.world = &world, run.micro_batch = 3, run.options.sequence_ranks = N;
+                run.micro_batches = batches;
+                CHECK(run_groups(&run) == groups, "%d groups", run_groups(&run));
+                for (world.rank = 0; world.rank < world.size; world.rank++) {
+                    run.group = sequence_group(world.rank, N);
+                    const DataShare s = run_share(&run, batches);
+                    CHECK(s.stride == 3 * batches && s.first == next, "rank %d of %d", world.rank,
+                          world.size);
+                    CHECK(s.count <= 3 * run_rank_batches(&run), "more than the busiest rank's");
+                    if (run.group.rank == N - 1) next += s.count;
+                }
+                CHECK(next == 3 * batches, "%d of %d sequences", (int)next, (int)(3 * batches));
+            }
+}
+
+int main(void) {
+    check_shares(1 << 20, 12, 2);
+    check_shares(1 << 20, 24, 8);
+    check_shares(96, 12, 12);
+    test_columns();
+    test_refused();
+    test_data();
+    return test_report();
+}

@@ -1,0 +1,142 @@
+/*
+One sequence over several ranks (--sequence-ranks N): which tokens and which heads of it a rank has.
+
+Ranks are in groups of N: rank r has number n = r % N in group r / N. The ranks of a group have the same
+sequences; groups are data parallel.
+
+    token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
+    attention         heads n, n + N, n + 2N, ... over all T tokens: shift, QK norm, RoPE, gate, scores
+
+So neighbours in index, whose gates often forget alike, are on different ranks. Between the two are exchanges:
+each rank sends every other one of its group, of its own tokens, what the other's heads read, or of its own
+heads what the other's tokens read. HeadColumns is the layout of such a row:
+
+    row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
+    heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
+
+Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
+(llmc/dist/cuda/sequence.cuh).
+*/
+#pragma once
+
+#include "params.h"
+
+#ifdef __CUDACC__
+#define SEQUENCE_FUNCTION __host__ __device__ static inline
+#else
+#define SEQUENCE_FUNCTION static inline
+#endif
+
+// A rank's number in its group, and the ranks of a group; 0 of 1: a sequence is on one rank.
+typedef struct {
+    int rank, size;
+} SequenceGroup;
+
+static inline SequenceGroup sequence_group(int rank, int64_t sequence_ranks) {
+    SequenceGroup group = {rank % (int)sequence_ranks, (int)sequence_ranks};
+    return group;
+}
+
+// The rank's tokens of a sequence of T; its first one.
+static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) { return T / g->size; }
+static inline int64_t sequence_first(const SequenceGroup* g, int64_t T) {
+    return g->rank * sequence_tokens(g, T);
+}
+
+// Head i of those that rank `rank` of `ranks` has.
+SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }
+
+// Fails where groups of N of `ranks` ranks cannot share sequences of T tokens of the model.
+static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t T, Error* err) {
+    if (N == 1) return true;
+    if (c->mixer != MIXER_ATTENTION)
+        return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
+                    (long long)N);
+    if (c->num_heads % N != 0)
+        return fail(err, "--sequence-ranks %lld: does not divide the %lld heads of the model", (long long)N,
+                    (long long)c->num_heads);
+    if (T % N != 0)
+        return fail(err, "--sequence-ranks %lld: does not divide the %lld tokens of a sequence (--seq-len)",
+                    (long long)N, (long long)T);
+    if (ranks % N != 0)
+        return fail(err,
+                    "--sequence-ranks %lld: %d rank%s cannot be groups of so many; start a multiple of it, "
+                    "or give --sequence-ranks 1",
+                    (long long)N, ranks, ranks > 1 ? "s" : "");
+    return true;
+}
+
+// ----------------------------------------------------------------------------
+// columns of the heads of a rank
+
+enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
+
+// A part is a tensor's columns: `width` of a head, from `column` on in a row of all heads, and from `local` on
+// in a row of a rank's heads.
+typedef struct {
+    int ranks, heads; // N; heads of a rank
+    int parts;
+    struct {
+        int column, width, local;
+    } part[HEAD_COLUMNS_PARTS];
+    int columns, stride; // of a rank's row: columns in use; elements from a row to the next, aligned
+} HeadColumns;
+
+static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t width) {
+    if (column < 0) return; // the model has no such tensor
+    assert(h->parts < HEAD_COLUMNS_PARTS);
+    h->part[h->parts].column = (int)column;
+    h->part[h->parts].width = (int)width;
+    h->part[h->parts++].local = h->columns;
+    h->columns += h->heads * (int)width;
+    h->stride = (h->columns + HEAD_COLUMNS_ALIGN - 1) / HEAD_COLUMNS_ALIGN * HEAD_COLUMNS_ALIGN;
+}
+
+// Of the fused projection: what attention reads. The output gate's columns stay with their tokens.
+static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
+    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
+                           narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
+    HeadColumns h;
+    memset(&h, 0, sizeof h);
+    h.ranks = ranks;
+    h.heads = (int)c->num_heads / ranks;
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i]), 1);
+    return h;
+}
+
+// Of o and its gradient, a row of which is NH heads of dh channels.
+static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
+    HeadColumns h;
+    memset(&h, 0, sizeof h);
+    h.ranks = ranks;
+    h.heads = (int)c->num_heads / ranks;
+    head_columns_add(&h, 0, config_head_size(c));
+    return h;
+}
+
+// The column of a row of all heads that column `local` of rank `rank` is; -1: padding.
+SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, int rank, int local) {
+    for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
+        const int width = h->part[p].width, at = local - h->part[p].local;
+        if (at >= 0)
+            return h->part[p].column + (int)sequence_head(rank, h->ranks, at / width) * width + at % width;
+    }
+    return -1;
+}
+
+// The rank's column of its first head of the tensor that begins at `column` of all; -1: is none of the parts.
+static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
+    for (int p = 0; p < h->parts; p++)
+        if (h->part[p].column == column) return h->part[p].local;
+    return -1;
+}
+
+// Bytes of a rank's row of proj.
+static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
+
+// The largest message of a rank to another: its own tokens of B sequences, each with a row of the other's
+// heads. rows: those tokens.
+static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t rows) {
+    return (rows * head_columns_bytes(proj) + 255) / 256 * 256;
+}

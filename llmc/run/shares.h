@@ -1,0 +1,69 @@
+/*
+A run's data as this rank reads it: its share of a step's micro-batches, that of its group where ranks share
+sequences (llmc/model/sequence.h), in loaders of the run's sequences.
+
+Called by train.h and, for --eval, evaluation.h. Errors end the program.
+*/
+#pragma once
+
+#include <sys/resource.h>
+#include "run.h"
+
+// This rank's share of a number of micro-batches: that of its group.
+static inline DataShare run_share(const Run* run, int64_t micro_batches) {
+    const int N = run->group.size;
+    return data_share(micro_batches, run->micro_batch, run->world->rank / N, run->world->size / N);
+}
+
+// Warns of data whose vocabulary does not have the model's end of text: it was encoded for another model.
+static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
+    const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
+    if (V == 0 || end < V || run->world->rank != 0) return;
+    warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
+         "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
+         "bos_token_id and eos_token_id, unless its last token ends texts)",
+         glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
+}
+
+// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
+static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
+                                 bool shuffle) {
+    Error err;
+    const Options* o = &run->options;
+    DataOptions options = data_options(&run->config, o->seq_len);
+    options.batch = run->micro_batch;
+    options.share = run_share(run, micro_batches);
+    options.shuffle = shuffle;
+    options.seed = (uint64_t)o->seed;
+    if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
+    data->counts_documents = run->config.document_reset;
+    data->window = run->config.window_size;
+    run_warn_vocabulary(run, data, glob);
+}
+
+// Dies where the process may not open all files that it will need at once: the shards that its loaders keep
+// open (val_data may be NULL), and some for a save. Raises its limit as far as it may itself.
+static inline void run_reserve_files(const DataLoader* data, const DataLoader* val_data) {
+    enum { OTHERS = 16, MOST = 2 * DATALOADER_OPEN_FILES + OTHERS };
+    const DataLoader* const loaders[] = {data, val_data};
+    int fds[MOST], files = OTHERS, opened = 0;
+    for (int i = 0; i < 2; i++) {
+        const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
+        files += shards < DATALOADER_OPEN_FILES ? (int)shards : (int)DATALOADER_OPEN_FILES;
+    }
+    for (bool raised = false;; raised = true) {
+        while (opened < files && (fds[opened] = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0) opened++;
+        const int why = errno, missing = files - opened;
+        while (opened > 0) close(fds[--opened]);
+        if (missing == 0) return;
+        struct rlimit limit = {0, 0};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        const rlim_t wanted = limit.rlim_cur + (rlim_t)missing;
+        if (raised)
+            die("the shards and a save need %d open files at once, %d more than this process may have: %s; "
+                "raise its limit with ulimit -n %lld",
+                files, missing, strerror(why), (long long)wanted);
+        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit); // the next attempt tells whether it was enough
+    }
+}
