@@ -271,7 +271,7 @@ vpath test_%.cu $(GPU_DIRS)
 build/gpu/test_%: test_%.cu $(wildcard $(GPU_DIRS:=/*.cuh)) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
-build/gpu/test_decoding: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
+build/gpu/test_decoding build/gpu/test_sequence: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)

@@ -6,7 +6,7 @@ Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients a
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
-stride of logits.
+stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
 the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the
@@ -19,7 +19,9 @@ finite changes nothing on the device itself.
 #include "llmc/baselines/hgrn2/hgrn2.cuh"
 #include "llmc/baselines/mamba2/mamba2.cuh"
 #include "llmc/cuda/device.cuh"
+#include "llmc/cuda/graph.cuh"
 #include "llmc/dist/cuda/exchange.cuh"
+#include "llmc/dist/cuda/sequence.cuh"
 #include "llmc/inference/cuda/extension.cuh"
 #include "llmc/layers/adamw.cuh"
 #include "llmc/layers/attention_layer.cuh"
@@ -53,10 +55,14 @@ finite changes nothing on the device itself.
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
     X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
+    X(bf16, head_proj, KEPT_QKV, shared * BT * HS)      /* where ranks share sequences, as in sequence.cuh */ \
+    X(bf16, head_dproj, SHARED, shared * BT * HS) \
+    X(bf16, head_o, SHARED, (shared > 0) * BT * d) \
+    X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(bf16, y, SHARED, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
-    X(float, angles, SHARED, T * dh)                /* [T,dh/2,2] of RoPE */ \
-    X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
+    X(float, angles, SHARED, ranks * T * dh)        /* [T,dh/2,2] of RoPE */ \
+    X(float, delta, SHARED, backward * (gates_output || shared) * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dk, SHARED, backward * BT * d)          /* [B,T,d] */ \
@@ -68,13 +74,14 @@ typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
 static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                  int64_t T, Recompute recompute) {
+                                  int64_t T, Recompute recompute, int ranks) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
     int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
             prunes = config_prunes(config), resets = config->document_reset;
     int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
     int64_t groups = ceil_div<int64_t>(BT, NORM_TOKENS), learns = gated && config->fgate_type != GATE_FIXED;
     int64_t gates_output = config->use_output_norm || config->use_output_gate;
+    int64_t shared = ranks > 1 ? ranks : 0, HS = head_columns_of_proj(table, config, ranks).stride;
     const int64_t backward = recompute != FORWARD_ONLY;
     ATTENTION_ACTS(KEPT_ROW)
 }
@@ -84,6 +91,7 @@ static void attention_activations(Activations* rows, const Config* config, const
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    if (!layer->heads) a.head_proj = a.proj, a.head_dproj = a.dproj, a.head_o = a.o, a.head_delta = a.delta;
     return a;
 }
 
@@ -103,8 +111,8 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
 // Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {
     if (layer->config->use_rope)
-        rope_angles(attention_acts(layer).angles, layer->T, config_head_size(layer->config),
-                    layer->config->rope_base, layer->stream);
+        rope_angles(attention_acts(layer).angles, attention_shape_of(layer).T,
+                    config_head_size(layer->config), layer->config->rope_base, layer->stream);
 }
 
 // The same with the activations of a pass.
@@ -133,13 +141,13 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
 
 static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape_of(layer);
+    HeadShape shape = attention_shape_of(layer), tokens = attention_token_shape(layer);
     HeadPath paths[3];
     attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    AttentionForward attention = {.o = a.o,
+    AttentionForward attention = {.o = a.head_o,
                                   .lse = a.lse,
                                   .q = a.q,
                                   .k = a.k,
@@ -151,20 +159,22 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    qkv_forward(paths, a.squares, a.proj, a.angles, &shape, layer->stream);
+    proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj);
+    qkv_forward(paths, a.squares, a.head_proj, a.angles, &shape, layer->stream);
     if (a.cum_logf && own_gates)
-        forget_gate_forward(a.cum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
-                            layer_param_fp32(layer, P_FGATE_BIAS), layer->scratch, &shape, layer->stream);
+        forget_gate_forward(a.cum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
+                            head_gate_bias(layer), layer->scratch, &shape, layer->stream);
     if (attention.bounds && own_gates) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
-    if (a.y) output_gate_forward(a.y, a.o, &output_gate, &shape, layer->stream);
+    o_to_tokens(layer, a.o, a.head_o);
+    if (a.y) output_gate_forward(a.y, a.o, &output_gate, &tokens, layer->stream);
     linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
 }
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, const bf16* dout) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape_of(layer);
+    HeadShape shape = attention_shape_of(layer), tokens = attention_token_shape(layer);
     HeadPath paths[3];
     attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
@@ -174,13 +184,13 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                                    .dk = a.dk,
                                    .dv = a.dv,
                                    .dcum_logf = a.dcum_logf,
-                                   .dout = din,
+                                   .dout = layer->heads ? a.head_o : din,
                                    .q = a.q,
                                    .k = a.k,
                                    .v = a.v,
                                    .o = a.o,
                                    .lse = a.lse,
-                                   .delta = a.delta,
+                                   .delta = a.head_delta,
                                    .cum_logf = a.cum_logf,
                                    .bounds = a.first_key_block ? &pruning.bounds : NULL,
                                    .deterministic = layer->deterministic,
@@ -188,17 +198,19 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
+    if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &tokens, layer->stream);
+    if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
-    if (layer->recompute_qkv) qkv_forward(paths, NULL, a.proj, a.angles, &shape, layer->stream);
+    dout_to_heads(layer, a.head_o, a.head_delta, a.head_dproj, din, a.delta);
+    if (layer->recompute_qkv) qkv_forward(paths, NULL, a.head_proj, a.angles, &shape, layer->stream);
     if (attention.bounds && own_gates) pruning_backward_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
     if (a.dcum_logf)
-        forget_gate_backward(proj_column(layer, a.dproj, P_FGATE_PROJ),
-                             layer_param(layer, layer->grads, P_FGATE_BIAS), a.dcum_logf,
-                             proj_column(layer, a.proj, P_FGATE_PROJ), layer_param_fp32(layer, P_FGATE_BIAS),
-                             layer->scratch, &shape, layer->stream);
-    qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, layer->stream);
+        forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
+                             a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
+                             head_gate_bias(layer), layer->scratch, &shape, layer->stream);
+    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial, &shape, layer->stream);
+    dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
@@ -283,7 +295,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
     X(int32_t, inputs, SHARED, BT)                 /* [B,T] */ \
     X(int32_t, targets, SHARED, BT)                /* [B,T] */ \
-    X(int32_t, doc_start, SHARED, resets * BT)     /* [B,T] */
+    X(int32_t, all_inputs, SHARED, (ranks > 1) * resets * ranks * BT) /* of whole sequences, as is */ \
+    X(int32_t, doc_start, SHARED, resets * ranks * BT)     /* [B,T] */
 // clang-format on
 
 typedef struct {
@@ -299,12 +312,6 @@ typedef struct {
     cudaEvent_t done;
 } QueuedStep;
 
-// Work of a pass that is captured once, and launched as one CUDA graph from then on.
-typedef struct {
-    cudaGraphExec_t exec; // NULL until captured
-    float dloss;          // that it was captured with
-} PassGraph;
-
 typedef struct Model {
     Config config;
     ParamTable table;
@@ -317,6 +324,8 @@ typedef struct Model {
     float* m;
     float* v;
     Exchange* exchange;     // with other ranks; NULL: alone
+    SequenceGroup group;    // of the ranks that share sequences
+    RankHeads* heads;       // and their exchange; NULL: each rank has its own
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
     bool weights_in_flight; // the passes have not waited yet for the weights of all ranks
     ParamChunks chunks;     // the update's work list
@@ -364,7 +373,7 @@ static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
 }
 
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
-                              Recompute recompute) {
+                              Recompute recompute, int ranks) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
     int64_t logit_rows = model_logit_rows(BT, Vs);
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
@@ -373,14 +382,14 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 
 #undef MODEL_ACTS
 
-// What a pass over [B, T] tokens needs; nothing is allocated.
+// What a pass over [B, T] tokens needs, on one of `ranks` that share sequences; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,
-                      Recompute recompute) {
+                      Recompute recompute, int ranks) {
     Pass pass = {};
     pass.B = B;
     pass.T = T;
-    model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute);
-    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute);
+    model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute, ranks);
+    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute, ranks);
     mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
     return pass;
 }
@@ -404,7 +413,8 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
-    layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // inference has no walls
+    layer.heads = pass == &model->pass ? model->heads : NULL;              // inference is on one rank
+    layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
     layer.scratch = model->scratch;
     layer.partial = model->partial;
     layer.matmul = &model->matmul;
@@ -430,8 +440,9 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
-    Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
-    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute);
+    Pass pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
+    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) +
+           gpu_inbox_bytes(&model->config, &model->table, B * T, model->group.size);
 }
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
@@ -440,14 +451,7 @@ static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (!cudnn) mixers[c->mixer]->check(c, B, T);
-    if (cudnn && c->mixer != MIXER_ATTENTION)
-        die("--attention cudnn: %s has no attention", config_class(c)->architecture);
-    if (cudnn && config_has_gate(c))
-        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    if (cudnn && c->window_size > 0)
-        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
-    if (cudnn && c->document_reset)
-        die("--attention cudnn: these kernels have no document_reset: use --attention fox");
+    if (cudnn) attention_check_cudnn(c);
 }
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
@@ -458,6 +462,7 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic, int
     model.config = *config;
     model.table = params_build_for(config, ranks);
     model.shard = params_shard(&model.table, rank, ranks);
+    model.group.size = 1;
     model.Vs = matmul_padded(config->vocab_size);
     model.cudnn = cudnn;
     model.deterministic = deterministic;
@@ -501,7 +506,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->B = B;
     model->T = T;
     model->recompute = recompute;
-    model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
+    model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
@@ -517,12 +522,8 @@ static void model_set_sequential(Model* model, bool on) {
     model->weight_stream.matmul.stream = on ? model->stream : model->weight_stream.own;
 }
 
-static void pass_graph_free(PassGraph* graph) {
-    if (graph->exec) CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
-    graph->exec = NULL;
-}
-
 static void model_free(Model* model) {
+    sequence_close(model->heads);
     if (model->exchange) {
         exchange_close(model->exchange);
         nccl_free(model->weights);
@@ -648,7 +649,8 @@ static void model_begin_step(Model* model) {
 static void model_embed(Model* model) {
     const Acts* a = &model->acts;
     const Config* c = &model->config;
-    documents_forward(a->doc_start, a->inputs, model->B, model->T, config_end_of_text(c), model->stream);
+    documents_forward(a->doc_start, a->all_inputs ? a->all_inputs : a->inputs, model->B,
+                      model->T * model->group.size, config_end_of_text(c), model->stream);
     embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), model->B * model->T,
                       c->hidden_size, model->stream);
 }
@@ -749,27 +751,11 @@ static void block_backward(Model* model, int64_t l) {
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
-// Runs work(), from the second pass on as a CUDA graph, whose kernels follow one another with less delay than
-// on a stream. Another dloss captures another graph.
+// Runs work(), from the second pass on as a CUDA graph, unless ranks share sequences (sequence.cuh).
 template <class Work>
 static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
-    if (!model->warm || model->sequential) {
-        work();
-        return;
-    }
-    if (!graph->exec || graph->dloss != dloss) {
-        cudaGraph_t calls;
-        CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-        model->capturing = true;
-        work();
-        model->capturing = false;
-        CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
-        pass_graph_free(graph);
-        CUDA_CHECK(cudaGraphInstantiate(&graph->exec, calls, 0));
-        CUDA_CHECK(cudaGraphDestroy(calls));
-        graph->dloss = dloss;
-    }
-    CUDA_CHECK(cudaGraphLaunch(graph->exec, model->stream));
+    if (!model->warm || model->sequential || model->heads) return work();
+    pass_graph_run(graph, dloss, &model->capturing, model->stream, work);
 }
 
 // Layers end - 1 .. begin; their weight gradients may still be in flight.
@@ -892,15 +878,17 @@ static void queued_step_close(QueuedStep* q) {
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
-    if (data) model->T = model->pass.T = data->options.seq_len; // at most the T of open
-    int64_t BT = model->B * model->T;
-    size_t bytes = (size_t)BT * sizeof(int32_t);
+    const SequenceGroup* g = &model->group;
+    if (data) model->T = model->pass.T = sequence_tokens(g, data->options.seq_len); // at most the T of open
+    int64_t BT = model->B * model->T * g->size;                                     // of whole sequences
     int32_t* inputs = (int32_t*)p->data[p->next];
     CUDA_CHECK(cudaEventSynchronize(p->done[p->next]));
     batch_read(inputs, inputs + BT, data, BT, model->config.vocab_size);
-    CUDA_CHECK(cudaMemcpyAsync(model->acts.inputs, inputs, bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.targets, inputs + BT, bytes, cudaMemcpyHostToDevice, model->stream));
+    sequence_upload(model->acts.inputs, inputs, g, model->B, model->T, model->stream);
+    sequence_upload(model->acts.targets, inputs + BT, g, model->B, model->T, model->stream);
+    if (model->acts.all_inputs)
+        CUDA_CHECK(cudaMemcpyAsync(model->acts.all_inputs, inputs, (size_t)BT * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, model->stream));
     CUDA_CHECK(cudaEventRecord(p->done[p->next], model->stream));
     p->next = 1 - p->next;
 }
@@ -954,12 +942,11 @@ static void finish_step(Model* model, LogStep* line) {
 
 static void queue_losses(Model* model) {
     PinnedPair* p = &model->losses;
-    size_t bytes = (size_t)(model->B * model->T) * sizeof(float);
     model_await_all_weights(model);
     model_forward(model);
     model_loss(model, 0, false, NULL);
-    CUDA_CHECK(
-        cudaMemcpyAsync(p->data[p->next], model->acts.losses, bytes, cudaMemcpyDeviceToHost, model->stream));
+    sequence_download_losses((float*)p->data[p->next], model->acts.losses, model->heads, model->B, model->T,
+                             model->stream);
     CUDA_CHECK(cudaEventRecord(p->done[p->next], model->stream));
     p->next = 1 - p->next;
 }
@@ -1015,11 +1002,14 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
     model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
+    if (cudnn && run->group.size > 1)
+        die("--attention cudnn: these kernels have no --sequence-ranks: use --attention fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
     Device device = opens ? device_open_ranked(run->world) : Device();
     *model = model_new(&run->config, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
+    model->group = run->group;
     if (gpu.memory > 0) {
         free_bytes = (size_t)gpu.memory;
     } else if (device.memory > 0) {
@@ -1055,7 +1045,9 @@ static Model* trainer_open(Run* run) {
             "--micro-batch or --seq-len%s",
             (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
             train ? ", or give --recompute block; --dry-run shows what fits" : "");
+    const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
+    model->heads = sequence_open(run->world, &run->config, &model->table, &run->group, B * own_T);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
@@ -1069,9 +1061,9 @@ static Model* trainer_open(Run* run) {
              device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;
     model->B = B;
-    model->T = T;
+    model->T = own_T;
     if (!train) return model; // upload allocates activations when the masters are gone
-    model_allocate_activations(model, B, T, (Recompute)plan.recompute);
+    model_allocate_activations(model, B, own_T, (Recompute)plan.recompute);
     for (QueuedStep& q : model->steps) queued_step_open(&q, L, model->shard.size);
     model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
     if (run->mode != RUN_BENCH) return model;

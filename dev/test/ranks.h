@@ -13,6 +13,8 @@ llmc/dist/world.h, so that a test needs no launcher and no port. Include it befo
 
 #define world_allgather ranks_allgather
 #define world_broadcast ranks_broadcast
+#define world_barrier   ranks_barrier
+#define world_sum       ranks_sum
 #define world_send      ranks_send
 #define world_receive   ranks_receive
 #define watch_alive     ranks_progress
@@ -67,6 +69,21 @@ static inline void ranks_allgather(World* w, void* all, const void* mine, size_t
         ok = ranks_transfer(ranks_link(w, RANKS_CONTROL, r), NULL, (char*)all + (size_t)r * bytes, bytes);
     if (!ok) die("rank %d: a connection is lost", w->rank);
     ranks_broadcast(w, all, bytes * (size_t)w->size);
+}
+
+static inline void ranks_barrier(World* w) {
+    char all[RANKS_MAX];
+    ranks_allgather(w, all, "", 1);
+}
+
+static inline void ranks_sum(World* w, double* x, int n) {
+    double* all = (double*)xcalloc((size_t)(w->size * n), sizeof *all);
+    ranks_allgather(w, all, x, (size_t)n * sizeof *x);
+    for (int i = 0; i < n; i++) {
+        x[i] = 0;
+        for (int r = 0; r < w->size; r++) x[i] += all[r * n + i];
+    }
+    free(all);
 }
 
 // Runs body in `size` processes. One check per rank: all its own checks pass, within RANKS_SECONDS.

@@ -17,7 +17,7 @@ check() { # check TOOL PROGRAM
 for test in "$@" ./test_foxcu; do
     check memcheck "$test"
     case $test in
-    */test_matmul | */test_matvec | */test_decoding | */test_attention_cudnn | ./test_foxcu) ;;
+    */test_matmul | */test_matvec | */test_decoding | */test_sequence | */test_attention_cudnn | ./test_foxcu) ;;
     *)
         check racecheck "$test"
         check initcheck "$test"

@@ -16,7 +16,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../inference/extension.h"
 #include "../model/activations.h"
 #include "../model/documents.h"
-#include "../model/params.h"
+#include "../model/sequence.h"
 #include "../cuda/matmul.cuh"
 #include "rmsnorm.cuh"
 
@@ -29,6 +29,17 @@ typedef struct {
     bool used; // since the last join: a captured stream may wait only for what was captured with it
 } WeightStream;
 
+// Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
+// as those of all heads are laid out (llmc/dist/cuda/heads.cuh).
+typedef struct {
+    SequenceGroup group;
+    HeadColumns proj, o;
+    bf16* norms[2];                    // [heads, dh] of q and k
+    float* dnorms[2];                  // their gradients
+    float *bias, *dbias;               // [heads] of the gate
+    struct SequenceExchange* exchange; // llmc/dist/cuda/sequence.cuh
+} RankHeads;
+
 typedef struct {
     const Config* config;
     const ParamTable* table;
@@ -38,9 +49,11 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    const int32_t* doc_start; // [B,T], on the device (llmc/model/documents.h); NULL without document_reset
-    void* scratch;            // of one kernel at a time
-    float* partial;           // norm_partial_bytes of scratch
+    RankHeads* heads; // NULL: all heads and all tokens of a sequence are here; else T is those of the rank
+    const int32_t*
+        doc_start;  // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
+    void* scratch;  // of one kernel at a time
+    float* partial; // norm_partial_bytes of scratch
     Matmul* matmul;
     WeightStream* weight_stream;
     cudaStream_t stream;
@@ -166,7 +179,9 @@ typedef struct {
     // dies where the kernels do not support passes over [B, T] tokens
     void (*check)(const Config*, int64_t B, int64_t T);
     // adds the tensors of such a pass; bytes of Layer.scratch besides
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
+    // on one of `ranks` that share a sequence
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute,
+                        int ranks);
     size_t (*scratch_bytes)(const Layer*);
     void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
     // out = residual + mixer(in)

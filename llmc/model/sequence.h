@@ -27,6 +27,8 @@ Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exch
 #define SEQUENCE_FUNCTION static inline
 #endif
 
+enum { SEQUENCE_MAX_RANKS = 32 }; // GPUs of one host
+
 // A rank's number in its group, and the ranks of a group; 0 of 1: a sequence is on one rank.
 typedef struct {
     int rank, size;

@@ -42,6 +42,13 @@ static inline int64_t gpu_overhead_bytes(const Shard* shard) {
     return ((int64_t)1434 << 20) + (shard->size - 1) * largest * 4;
 }
 
+// The inboxes of one of `ranks` GPUs that share a sequence, of which it has `rows` tokens itself.
+static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t rows, int ranks) {
+    if (ranks == 1) return 0;
+    const HeadColumns proj = head_columns_of_proj(table, c, ranks);
+    return (ranks - 1) * sequence_message_bytes(&proj, rows);
+}
+
 // What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the gradient
 // of that, o, delta, and the other GPUs' messages.
 static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
@@ -52,7 +59,7 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     const int64_t row = head_columns_bytes(&proj) * ranks, angles = 4 * (c->hidden_size / c->num_heads);
     return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
-           (ranks - 1) * (sequence_message_bytes(&proj, BT) + T * angles);
+           gpu_inbox_bytes(c, table, BT, ranks) + (ranks - 1) * T * angles;
 }
 
 // Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have

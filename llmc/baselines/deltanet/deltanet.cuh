@@ -66,7 +66,7 @@ static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t 
 }
 
 static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                        int64_t B, int64_t T, Recompute recompute) {
+                                        int64_t B, int64_t T, Recompute recompute, int) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
     ScanShape shape = deltanet_scan_shape(config, B, T);
     int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape);

@@ -53,7 +53,7 @@ static inline ChannelShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
 }
 
 static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                     int64_t B, int64_t T, Recompute recompute) {
+                                     int64_t B, int64_t T, Recompute recompute, int) {
     (void)table;
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
     ChannelShape shape = hgrn2_shape(config, B, T);

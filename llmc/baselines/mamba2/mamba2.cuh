@@ -71,7 +71,7 @@ static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T)
 }
 
 static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                      int64_t B, int64_t T, Recompute recompute) {
+                                      int64_t B, int64_t T, Recompute recompute, int) {
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
             C = di + 2 * config->state_size;
     int64_t S = matmul_padded(table->proj.rows);

@@ -255,7 +255,7 @@ static inline Exchange exchange_open(World* world, const Shard* shard, const int
     }
     CUDA_CHECK(cudaMalloc((void**)&e.clock, sizeof *e.clock));
     CUDA_CHECK(cudaMemset(e.clock, 0, sizeof *e.clock));
-    peers_open(&e.peers, world, exchange_largest_part(shard));
+    peers_open(&e.peers, world, world->size, exchange_largest_part(shard) * (int64_t)sizeof(float));
     CUDA_CHECK(cudaMalloc((void**)&e.times, (size_t)shard->size * sizeof *e.times));
     return e;
 }
@@ -312,9 +312,12 @@ static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double
     CUDA_CHECK(cudaStreamWaitEvent(e->stream, e->buckets[bucket].ready, 0));
     exchange_time(e, bucket, BUCKET_REDUCING, false, e->stream);
     if (e->peers.size > 0) {
-        const float* inbox = peers_inbox(&e->peers, s->rank, (s->rank + 1) % s->size); // the first
-        OtherGradients others = {inbox, part.begin, e->peers.capacity, s->size - 1};
-        peers_send(&e->peers, grads + begin, part.count, e->stream);
+        const float* inbox =
+            (const float*)peers_inbox(&e->peers, s->rank, (s->rank + 1) % s->size); // the first
+        const int64_t inbox_floats = e->peers.capacity / (int64_t)sizeof(float), bytes = part.count * 4;
+        OtherGradients others = {inbox, part.begin, inbox_floats, s->size - 1};
+        PeersMessage gradients = {grads + begin, bytes, 1, bytes, bytes};
+        peers_send(&e->peers, &gradients, e->stream);
         chunk_squares(squares, grads, chunks, &others, e->stream);
         peers_read(&e->peers, e->stream);
     } else {

@@ -1,6 +1,7 @@
 /*
-Gradients between the GPUs of one host by copy engines. NCCL's reduce-scatter takes SMs from the GEMMs that
-run beside it: 4 ms of a step of 150 ms. Copy engines take none.
+Messages between the GPUs of one host by copy engines: gradients, of all ranks, and parts of sequences, of the
+groups that share them (sequence.cuh). NCCL's reduce-scatter takes SMs from the GEMMs that run beside it: 4 ms
+of a step of 150 ms. Copy engines take none.
 
 Each rank has an inbox for every other rank, and two counters of messages with each, in memory that all map:
 
@@ -20,7 +21,7 @@ only queues. Invariants of message n, each with the line that keeps it:
     was read.
  6. Memory is freed when no rank has it mapped.             world_barrier in peers_close
 
-Called by exchange.cuh. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
+Called by exchange.cuh and sequence.cuh, each with peers of its own. Ranks are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
 returns false. A message that never comes is ended by the watch (llmc/dist/watch.h).
 */
 #pragma once
@@ -31,11 +32,17 @@ returns false. A message that never comes is ended by the watch (llmc/dist/watch
 
 typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;
 
+// What a rank sends: to rank r the rows from `from` + r rank_bytes on. They are contiguous in its inbox.
 typedef struct {
-    int rank, size;
-    int64_t capacity;  // floats of an inbox
-    uint32_t messages; // to each peer, and from each
-    char** memory;     // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
+    const void* from;
+    int64_t rank_bytes, rows, row_bytes, row_stride; // in bytes
+} PeersMessage;
+
+typedef struct {
+    int first, rank, size; // of the group: its first rank of all, this rank's number in it, its ranks
+    int64_t capacity;      // bytes of an inbox, a multiple of 16
+    uint32_t messages;     // to each peer, and from each
+    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
     PFN_cuStreamWaitValue32_v11070 wait;
     PFN_cuStreamWriteValue32_v11070 write;
 } Peers;
@@ -46,7 +53,7 @@ static inline size_t peers_header_bytes(int size) {
 
 // Bytes of a rank's memory.
 static inline size_t peers_bytes(int size, int64_t capacity) {
-    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity * sizeof(float);
+    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity;
 }
 
 // Counter in the memory of rank `at`, of its messages with rank `with`.
@@ -55,9 +62,9 @@ static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter cou
 }
 
 // Inbox in the memory of rank `at` that rank `from` writes.
-static inline float* peers_inbox(const Peers* p, int at, int from) {
+static inline char* peers_inbox(const Peers* p, int at, int from) {
     int64_t slot = (from - at + p->size - 1) % p->size;
-    return (float*)(p->memory[at] + peers_header_bytes(p->size)) + slot * p->capacity;
+    return p->memory[at] + peers_header_bytes(p->size) + slot * p->capacity;
 }
 
 static inline void peers_check(CUresult result, const char* call) {
@@ -76,31 +83,49 @@ static inline void peers_close(Peers* p, World* world) {
     memset(p, 0, sizeof *p);
 }
 
-// Collective: whether all ranks are on one host and their GPUs reach one another; NCCL_P2P_DISABLE=1 forbids
-// it. Then allocates inboxes of `capacity` floats; else *p is zeroed.
-static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
-    int size = world->size;
-    const char* disabled = getenv("NCCL_P2P_DISABLE");
-    bool may = world->local_size == size && !(disabled && atoi(disabled) != 0);
-    cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)size, sizeof *handles);
-    p->rank = world->rank;
-    p->size = size;
-    p->capacity = capacity;
-    p->messages = 0;
-    p->memory = (char**)xcalloc((size_t)size, sizeof *p->memory);
-    p->wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
-    p->write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);
-    // where peer access is impossible a byte, so that peers_close frees it like the rest
-    CUDA_CHECK(cudaMalloc((void**)&p->memory[p->rank], may ? peers_bytes(size, capacity) : 1));
-    CUDA_CHECK(cudaMemset(p->memory[p->rank], 0, may ? peers_header_bytes(size) : 1));
+// Collective: are the ranks of this one's group on one host?
+static inline bool peers_on_one_host(const Peers* p, World* world) {
+    bool same = true;
+    char* hosts = (char*)xcalloc((size_t)world->size, sizeof world->host);
+    world_allgather(world, hosts, world->host, sizeof world->host);
+    for (int r = p->first; r < p->first + p->size; r++)
+        same = same && memcmp(hosts + (size_t)r * sizeof world->host, world->host, sizeof world->host) == 0;
+    free(hosts);
+    return same;
+}
+
+// Peers of `size` ranks, this one with number `rank`, whose memory of `bytes` is allocated here.
+static inline Peers peers_new(int first, int rank, int size, int64_t capacity, size_t bytes) {
+    Peers p = {.first = first, .rank = rank, .size = size, .capacity = capacity};
+    assert(capacity % 16 == 0);
+    p.memory = (char**)xcalloc((size_t)size, sizeof *p.memory);
+    p.wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
+    p.write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);
+    CUDA_CHECK(cudaMalloc((void**)&p.memory[rank], bytes));
+    CUDA_CHECK(
+        cudaMemset(p.memory[rank], 0, bytes < peers_header_bytes(size) ? bytes : peers_header_bytes(size)));
     CUDA_CHECK(cudaDeviceSynchronize());
+    return p;
+}
+
+// Collective: whether the ranks of each group of `size`, neighbours, are on one host and their GPUs reach one
+// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of `capacity` bytes; else *p is zeroed.
+static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity) {
+    const char* disabled = getenv("NCCL_P2P_DISABLE");
+    cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
+    int rank = world->rank % size, first = world->rank - rank;
+    Peers group = {.first = first, .rank = rank, .size = size};
+    bool may = size < world->size ? peers_on_one_host(&group, world) : world->local_size == size;
+    may = may && !(disabled && atoi(disabled) != 0);
+    // where peer access is impossible a byte, so that peers_close frees it like the rest
+    *p = peers_new(first, rank, size, capacity, may ? peers_bytes(size, capacity) : 1);
     memset(&mine, 0, sizeof mine);
-    may = may && cudaIpcGetMemHandle(&mine, p->memory[p->rank]) == cudaSuccess;
+    may = may && cudaIpcGetMemHandle(&mine, p->memory[rank]) == cudaSuccess;
     world_allgather(world, handles, &mine, sizeof mine);
     for (int r = 0; r < size; r++)
-        if (may && r != p->rank)
-            may = cudaIpcOpenMemHandle((void**)&p->memory[r], handles[r], cudaIpcMemLazyEnablePeerAccess) ==
-                  cudaSuccess;
+        if (may && r != rank)
+            may = cudaIpcOpenMemHandle((void**)&p->memory[r], handles[first + r],
+                                       cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
     (void)cudaGetLastError(); // clears the error of a refused call
     free(handles);
     double refusals = may ? 0 : 1;
@@ -109,16 +134,33 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
     return refusals == 0;
 }
 
-// Queues: sends `count` floats from x[r * count] on to each rank r, and waits for their messages.
-static inline void peers_send(Peers* p, const float* x, int64_t count, cudaStream_t stream) {
+// Queues a copy of rows between memories of GPUs; strides in bytes.
+static inline void copy_rows(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                             int64_t row_bytes, int64_t rows, cudaStream_t stream) {
+    const int64_t most_pitch = INT32_MAX; // of a 2D copy
+    const bool contiguous = to_stride == row_bytes && from_stride == row_bytes;
+    if (contiguous) row_bytes *= rows, rows = 1;
+    if (rows > 1 && to_stride <= most_pitch && from_stride <= most_pitch) {
+        CUDA_CHECK(cudaMemcpy2DAsync(to, (size_t)to_stride, from, (size_t)from_stride, (size_t)row_bytes,
+                                     (size_t)rows, cudaMemcpyDefault, stream));
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        CUDA_CHECK(cudaMemcpyAsync((char*)to + i * to_stride, (const char*)from + i * from_stride,
+                                   (size_t)row_bytes, cudaMemcpyDefault, stream));
+}
+
+// Queues: sends its part of the message to each other rank, and waits for theirs.
+static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stream) {
     uint32_t n = ++p->messages;
+    assert(m->rows * m->row_bytes <= p->capacity);
     for (int i = 1; i < p->size; i++) {
         int to = (p->rank + i) % p->size; // each rank starts with a different one
         peers_check(
             p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - 1, CU_STREAM_WAIT_VALUE_GEQ),
             "cuStreamWaitValue32");
-        CUDA_CHECK(cudaMemcpyAsync(peers_inbox(p, to, p->rank), x + to * count, (size_t)count * sizeof(float),
-                                   cudaMemcpyDeviceToDevice, stream));
+        copy_rows(peers_inbox(p, to, p->rank), m->row_bytes, (const char*)m->from + to * m->rank_bytes,
+                  m->row_stride, m->row_bytes, m->rows, stream);
         peers_check(
             p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
             "cuStreamWriteValue32");

@@ -14,6 +14,7 @@ A number or choice that was not given is OPTION_UNSET until the recipe, or the p
 #include "../../formats/json.h"
 #include "../../model/activations.h"
 #include "../../model/presets.h"
+#include "../../model/sequence.h"
 #include "../../model/shapes.h"
 
 #define OPTION_UNSET CLI_UNSET
@@ -151,7 +152,7 @@ ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank makes no progress for so long") \
 ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
     "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
-ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, 1024, \
+ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
     "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, \

@@ -1,0 +1,388 @@
+/*
+Sequences that several ranks share (--sequence-ranks), on one GPU.
+
+    processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
+    blocks      heads_split and heads_join against llmc/model/sequence.h on the host
+    variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
+                gradients, are those of one rank but for rounding. Every family and switch, windows, packed
+                documents, all levels of recomputation, which do not change a bit, nor does a second pass
+    ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
+
+The work of ranks in one process is queued rank after rank before the host waits for any of it. So nothing may
+wait between: kernels are loaded at the start, and each stream has a hardware queue of its own.
+*/
+#include "../ranks.h"
+
+#include "../trainer/trainers.cuh"
+
+#include <vector>
+
+typedef std::vector<float> Floats;
+
+// Of ||shared - alone|| / ||alone||, of losses and of a tensor's gradient: both are the same function in bf16,
+// rounded in another order. That of a gradient is relative to at least 1% of the whole model's.
+#define LOSS_LIMIT     8e-3
+#define GRADIENT_LIMIT 3e-2
+
+enum { RANKS_MOST = 4, SECONDS_MOST = 900 };
+
+static double worst[2];
+static char worst_where[2][256];
+
+// ----------------------------------------------------------------------------
+// models
+
+// What ranks compute of one batch: losses of whole sequences, the sum of gradients, and of the counts of blocks.
+struct Result {
+    Floats losses;
+    std::vector<double> grads;
+    unsigned long long all, kept;
+};
+
+// A model of one of the ranks of `group`, which is not connected.
+static Model rank_model(const Config* c, const double* params, int64_t B, int64_t T, SequenceGroup group,
+                        Recompute recompute) {
+    Model model = model_new(c, false, true, 0, 1);
+    Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
+    model.group = group;
+    if (group.size > 1) model.heads = rank_heads_new(c, &model.table, group);
+    model_allocate_weights(&model, true);
+    model_upload(&model, host.data(), zeros.data(), zeros.data());
+    model_allocate_activations(&model, B, T / group.size, recompute);
+    return model;
+}
+
+static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
+    const SequenceGroup* g = &model->group;
+    const int64_t all = model->B * model->T * g->size;
+    sequence_upload(model->acts.inputs, inputs, g, model->B, model->T, model->stream);
+    sequence_upload(model->acts.targets, targets, g, model->B, model->T, model->stream);
+    if (model->acts.all_inputs)
+        CUDA_CHECK(cudaMemcpyAsync(model->acts.all_inputs, inputs, (size_t)all * sizeof(int32_t),
+                                   cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaMemsetAsync(model->grads, 0, (size_t)model->table.count * sizeof(float), model->stream));
+    model_begin_step(model);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+}
+
+// Queues a pass; losses, pinned, get those of whole sequences.
+static void queue_pass(Model* model, float* losses) {
+    const int64_t tokens = model->B * model->T * model->group.size;
+    model_forward(model);
+    model_loss(model, (float)(1 / (double)tokens), true, NULL);
+    model_backward(model);
+    sequence_download_losses(losses, model->acts.losses, model->heads, model->B, model->T, model->stream);
+}
+
+// Adds what a rank has to the result.
+static void collect(Result* r, Model* model, const float* losses) {
+    const int64_t count = model->table.count, L = model->config.num_hidden_layers;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    Floats grads((size_t)count);
+    device_download(grads.data(), model->grads, count * (int64_t)sizeof(float));
+    r->losses.assign(losses, losses + model->B * model->T * model->group.size);
+    r->grads.resize((size_t)count);
+    for (size_t i = 0; i < grads.size(); i++) r->grads[i] += (double)grads[i];
+    std::vector<PruningCount> counts((size_t)L);
+    if (!model_pruning(model)) return;
+    device_download(counts.data(), model_pruning(model), L * (int64_t)sizeof(PruningCount));
+    for (const PruningCount& n : counts) r->all += n.all, r->kept += n.kept;
+}
+
+static Result run_ranks(Model* models, int ranks, const int32_t* inputs, const int32_t* targets) {
+    Result result = {};
+    float* losses[RANKS_MOST];
+    for (int r = 0; r < ranks; r++) {
+        feed(&models[r], inputs, targets);
+        losses[r] = (float*)device_host_alloc((size_t)(models[r].B * models[r].T * ranks) * sizeof(float));
+    }
+    for (int r = 0; r < ranks; r++) queue_pass(&models[r], losses[r]);
+    for (int r = 0; r < ranks; r++) {
+        collect(&result, &models[r], losses[r]);
+        CHECK(memcmp(losses[r], losses[0], result.losses.size() * sizeof(float)) == 0,
+              "rank %d has other losses", r);
+    }
+    for (int r = 0; r < ranks; r++) device_host_free(losses[r]);
+    return result;
+}
+
+// ----------------------------------------------------------------------------
+// ranks of one process
+
+// Connects models: each has the others' memory, which is on the same GPU.
+static void connect(Model* models, int ranks) {
+    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, models[0].B * models[0].T);
+    for (int r = 0; r < ranks; r++)
+        models[r].heads->exchange->peers = peers_new(0, r, ranks, bytes, peers_bytes(ranks, bytes));
+    for (int r = 0; r < ranks; r++)
+        for (int other = 0; other < ranks; other++)
+            models[r].heads->exchange->peers.memory[other] =
+                models[other].heads->exchange->peers.memory[other];
+}
+
+static void free_models(Model* models, int ranks) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (int r = 0; r < ranks; r++) {
+        if (models[r].heads) {
+            CUDA_CHECK(cudaFree(models[r].heads->exchange->peers.memory[r]));
+            free(models[r].heads->exchange->peers.memory);
+        }
+        model_free(&models[r]);
+    }
+}
+
+static double difference(const double* a, const double* b, int64_t n, double least) {
+    double squares = 0, norm = norm_of(b, n);
+    for (int64_t i = 0; i < n; i++) squares += (a[i] - b[i]) * (a[i] - b[i]);
+    return sqrt(squares) / (norm > least ? norm : least);
+}
+
+static void check_near(int which, double error, const char* model, int ranks, const char* tensor) {
+    const double limit = which ? GRADIENT_LIMIT : LOSS_LIMIT;
+    CHECK(error <= limit, "%s, %d ranks: %s is off by %.2e, more than %.2e", model, ranks, tensor, error,
+          limit);
+    if (error <= worst[which]) return;
+    worst[which] = error;
+    snprintf(worst_where[which], sizeof worst_where[which], "%s of %s, %d ranks", tensor, model, ranks);
+}
+
+static void compare_results(const char* name, const Model* model, int ranks, const Result* got,
+                            const Result* alone) {
+    std::vector<double> a(got->losses.begin(), got->losses.end()),
+        b(alone->losses.begin(), alone->losses.end());
+    for (double& x : a) x = fabs(x); // their signs are marks
+    for (double& x : b) x = fabs(x);
+    check_near(0, difference(a.data(), b.data(), (int64_t)a.size(), 0), name, ranks, "the loss");
+    const double least = 1e-2 * norm_of(alone->grads.data(), model->table.count);
+    for (int r = 0; r < model->table.num_rows; r++) {
+        const Param* p = &model->table.rows[r];
+        check_near(
+            1, difference(&got->grads[(size_t)p->offset], &alone->grads[(size_t)p->offset], p->count, least),
+            name, ranks, p->name);
+    }
+    const double kept = alone->kept > 0 ? (double)got->kept / (double)alone->kept : 1;
+    CHECK(got->all == alone->all && kept > 0.95 && kept < 1.05,
+          "%s, %d ranks: %llu of %llu blocks were computed, by one rank %llu of %llu", name, ranks, got->kept,
+          got->all, alone->kept, alone->all);
+}
+
+// A batch of random tokens.
+struct Batch {
+    cpu::Model start;
+    int32_t *inputs, *targets;
+    Batch(const char* name, int64_t B, int64_t T) : start(cpu::variant_model(name, 1, 1)) {
+        inputs = cpu::random_tokens(&start, B * T, 0), targets = cpu::random_tokens(&start, B * T, 1);
+    }
+    ~Batch() {
+        free(inputs);
+        free(targets);
+        cpu::model_free(&start);
+    }
+};
+
+static Result run_alone(const Batch* batch, int64_t B, int64_t T) {
+    Model alone =
+        rank_model(&batch->start.config, batch->start.params, B, T, sequence_group(0, 1), RECOMPUTE_NONE);
+    Result result = run_ranks(&alone, 1, batch->inputs, batch->targets);
+    free_models(&alone, 1);
+    return result;
+}
+
+// A variant on `ranks` ranks, at every level of recomputation, and on one.
+static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
+    Batch batch(name, B, T);
+    const Result alone = run_alone(&batch, B, T);
+    Result first = {};
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        Model models[RANKS_MOST];
+        for (int r = 0; r < ranks; r++)
+            models[r] = rank_model(&batch.start.config, batch.start.params, B, T, sequence_group(r, ranks),
+                                   (Recompute)recompute);
+        connect(models, ranks);
+        for (int again = 0; again < 2; again++) {
+            const Result result = run_ranks(models, ranks, batch.inputs, batch.targets);
+            if (first.grads.empty()) {
+                compare_results(name, &models[0], ranks, &result, &alone);
+                first = result;
+            }
+            CHECK(result.grads == first.grads && result.losses == first.losses,
+                  "%s, %d ranks, --recompute %s, pass %d: other bits", name, ranks,
+                  option_recompute_names[recompute], again);
+        }
+        free_models(models, ranks);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// parts
+
+static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, bool proj) {
+    Error err;
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
+    ParamTable table = params_build(&c);
+    const HeadColumns columns = proj ? head_columns_of_proj(&table, &c, ranks) : head_columns_of_o(&c, ranks);
+    const int64_t stride = proj ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
+    const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
+    const HeadRows shape = head_rows(&columns, stride, B, Tn);
+    std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
+    for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);
+    bf16 *dx = (bf16*)device_bytes(x.size() * 2), *dblocks = (bf16*)device_bytes(blocks.size() * 2);
+    int64_t wrong = 0, lost = 0;
+    for (int rank = 0; rank < ranks; rank++) { // the rank's own block has its sequences further apart
+        HeadBlocks to = {.own_stride = own, .rank = rank};
+        for (int r = 0; r < ranks; r++) to.rows[r] = dblocks + r * block;
+        if (rank == 0 && B > 1) to.own_stride = ranks * own, to.rows[0] = dblocks; // over those of others
+        CUDA_CHECK(cudaMemcpy(dx, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
+        heads_split(&to, dx, &shape, 0);
+        if (rank == 0 && B > 1) continue;
+        device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
+        for (int64_t i = 0; i < ranks * block; i++) {
+            const int64_t row = i % block / columns.stride;
+            const int whole = head_columns_whole(&columns, (int)(i / block), (int)(i % columns.stride));
+            wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(row * stride + whole)]);
+        }
+        CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
+        heads_join(dx, &to, &shape, 0);
+        device_download(back.data(), dx, (int64_t)x.size() * 2);
+        std::vector<char> of_heads((size_t)stride);
+        for (int r = 0; r < ranks; r++)
+            for (int i = 0; i < columns.columns; i++)
+                of_heads[(size_t)head_columns_whole(&columns, r, i)] = 1;
+        for (size_t i = 0; i < x.size(); i++)
+            lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
+    }
+    CHECK(wrong == 0 && lost == 0, "%s, %d ranks: %lld elements of blocks are wrong, %lld of rows", preset,
+          ranks, (long long)wrong, (long long)lost);
+    device_free(dx);
+    device_free(dblocks);
+    params_free(&table);
+}
+
+static void test_blocks(void) {
+    for (int ranks : {2, 3, 4, 6, 12})
+        for (const char* preset : {"fox-pro-125m", "transformer-llama-125m", "fox-llama-125m"}) {
+            check_blocks(preset, ranks, 1, 37, true);
+            check_blocks(preset, ranks, 3, 5, true);
+            check_blocks(preset, ranks, 2, 17, false);
+        }
+}
+
+static void test_variants(void) {
+    char name[256];
+    for (const cpu::Variant& v : cpu::variants) {
+        const Config c = cpu::variant_config(v.name);
+        if (c.mixer != MIXER_ATTENTION || c.num_heads == 1 || v.T == 1) continue;
+        const int ranks = (int)c.num_heads; // 2 or 3
+        cpu::variant_for_gpu(name, sizeof name, v.name);
+        check_shared(name, v.B, ((v.T < 64 ? v.T + 64 : v.T) + ranks - 1) / ranks * ranks, ranks);
+    }
+    static const struct {
+        const char* name;
+        int64_t B, T;
+    } wide[] = {{"fox-pro num_heads=4 hidden_size=256", 2, 300},
+                {"fox-pro num_heads=4 hidden_size=512", 1, 260}, // heads of 128 channels
+                {"fox-pro num_heads=4 hidden_size=256 fgate_bias_init=true", 1, 2048},
+                {"fox-llama num_heads=8 hidden_size=512 fgate_type=bias_only", 1, 1024},
+                {"fox-pro num_heads=4 hidden_size=256 qk_norm_share_param_across_head=true", 2, 128},
+                {"fox-pro num_heads=4 hidden_size=256 qk_norm=false window_size=100", 1, 512},
+                {"transformer-pro num_heads=4 hidden_size=256", 3, 64},
+                {"transformer-llama num_heads=4 hidden_size=256", 2, 200},
+                {"transformer-swa num_heads=4 hidden_size=256 window_size=70", 1, 512},
+                {"fox-pro num_heads=4 hidden_size=256 document_reset=true", 2, 300},
+                {"fox-llama num_heads=4 hidden_size=256 document_reset=true fgate_type=fixed", 1, 300},
+                {"transformer-pro num_heads=4 hidden_size=256 document_reset=true", 2, 300},
+                {"fox-pro num_heads=4 hidden_size=256 document_reset=true window_size=70", 1, 500}};
+    for (const auto& w : wide)
+        for (int ranks : {2, 4}) {
+            snprintf(name, sizeof name, "%s intermediate_size=72", w.name);
+            check_shared(name, w.B, w.T, ranks);
+        }
+}
+
+static void test_quick(void) {
+    poison = false;
+    check_blocks("fox-pro-125m", 2, 2, 5, true);
+    check_shared("fox-pro hidden_size=128 intermediate_size=72", 2, 66, 2);
+    check_shared("transformer-llama hidden_size=128 intermediate_size=72", 1, 130, 2);
+}
+
+// ----------------------------------------------------------------------------
+// ranks of two processes
+
+#define PROCESS_MODEL "fox-pro num_heads=4 hidden_size=256 intermediate_size=72"
+enum { PROCESS_B = 2, PROCESS_T = 512, PROCESS_PASSES = 3 };
+
+// Rank 0 compares the sums of both with what one rank computes.
+static void process_body(World* world) {
+    device_open(0);
+    Batch batch(PROCESS_MODEL, PROCESS_B, PROCESS_T);
+    const SequenceGroup group = sequence_group(world->rank, world->size);
+    Result alone = {}, first = {};
+    if (world->rank == 0) alone = run_alone(&batch, PROCESS_B, PROCESS_T);
+    Model model = rank_model(&batch.start.config, batch.start.params, PROCESS_B, PROCESS_T,
+                             sequence_group(0, 1), RECOMPUTE_NONE);
+    model_free(&model);
+    model = model_new(&batch.start.config, false, true, 0, 1);
+    model.group = group;
+    Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
+    model.heads =
+        sequence_open(world, &model.config, &model.table, &group, PROCESS_B * PROCESS_T / group.size);
+    model_allocate_weights(&model, true);
+    model_upload(&model, host.data(), zeros.data(), zeros.data());
+    model_allocate_activations(&model, PROCESS_B, PROCESS_T / group.size, RECOMPUTE_BLOCK);
+    float* losses = (float*)device_host_alloc(PROCESS_B * PROCESS_T * sizeof(float));
+    for (int pass = 0; pass < PROCESS_PASSES; pass++) {
+        Result result = {};
+        feed(&model, batch.inputs, batch.targets);
+        const double begin = seconds_now();
+        queue_pass(&model, losses);
+        collect(&result, &model, losses);
+        if (world->rank == 0) printf("pass %d: %.0f ms\n", pass, 1e3 * (seconds_now() - begin));
+        const size_t bytes = result.grads.size() * sizeof(double);
+        double counts[2] = {(double)result.all, (double)result.kept};
+        ranks_sum(world, counts, 2);
+        if (world->rank > 0) {
+            CHECK(ranks_send(world, 0, result.grads.data(), bytes), "cannot send");
+            continue;
+        }
+        std::vector<double> others(result.grads.size());
+        CHECK(ranks_receive(world, 1, others.data(), bytes), "cannot receive");
+        for (size_t i = 0; i < others.size(); i++) result.grads[i] += others[i];
+        result.all = (unsigned long long)counts[0], result.kept = (unsigned long long)counts[1];
+        if (pass == 0)
+            compare_results(PROCESS_MODEL ", two processes", &model, 2, &result, &alone), first = result;
+        CHECK(result.grads == first.grads && result.losses == first.losses, "pass %d: other bits", pass);
+    }
+    device_host_free(losses);
+    model_free(&model);
+}
+
+// ----------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+    static const struct {
+        const char* name;
+        void (*run)(void);
+    } parts[] = {{"blocks", test_blocks}, {"variants", test_variants}, {"quick", test_quick}};
+    const int num_parts = (int)(sizeof parts / sizeof parts[0]);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    alarm(SECONDS_MOST); // a rank that waits for ever
+    // before this process opens the GPU: a child could not use it
+    if (argc == 1 || strcmp(argv[1], "processes") == 0) ranks_run(2, process_body);
+    if (argc == 2 && strcmp(argv[1], "processes") == 0) return test_report();
+    Device device = device_open(0);
+    printf("on %s\n", device.name);
+    for (int i = 0; i < num_parts; i++) {
+        bool named = argc == 1 && i < num_parts - 1;
+        for (int a = 1; a < argc; a++) named = named || strcmp(parts[i].name, argv[a]) == 0;
+        if (named) parts[i].run();
+    }
+    for (int which = 0; which < 2; which++)
+        printf("%s: at most %.1e, limit %.1e: %s\n", which ? "gradients" : "losses", worst[which],
+               which ? GRADIENT_LIMIT : LOSS_LIMIT, worst_where[which]);
+    return test_report();
+}

@@ -1,0 +1,200 @@
+/*
+The exchange around attention between GPUs that share sequences (llmc/model/sequence.h, --sequence-ranks): tokens
+are split between them outside attention, heads within.
+
+    forward     in_proj ----> proj  --proj_to_heads-->  head_proj   shift, QK norm, RoPE, gate, attention
+                o_proj  <---- o     <--o_to_tokens---   head_o
+    backward    dy -> dO, delta     --dout_to_heads-->  head_o, head_delta
+                dproj   <---------- <--dproj_to_tokens--  head_dproj
+
+    proj, dproj           bf16 [B, T/N, row stride] of all heads, and the output gate
+    o, din                bf16 [B, T/N, NH, dh]
+    head_proj, head_dproj bf16 [B, T, stride] of the rank's heads (HeadColumns)
+    head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
+    head_delta            float [B, NH/N, T]
+
+Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh). All of it is queued on the
+main stream, in the same order on all ranks of a group. In the backward pass o_proj's weight gradient runs beside
+it on its own stream. peers_send puts a number that grows with each message into a wait, which a CUDA graph would
+repeat: passes of ranks that share sequences are not captured.
+
+Each function returns at once where layer->heads is NULL; its tensors are then the same ones on both sides.
+Called by attention and, for losses, by the GPU trainer. An error of CUDA ends the program; a message that never
+comes is ended by the watch (llmc/dist/watch.h).
+*/
+#pragma once
+
+#include "../../cuda/device.cuh"
+#include "heads.cuh"
+#include "peers.cuh"
+
+typedef struct SequenceExchange {
+    World* world;
+    Peers peers;
+} SequenceExchange;
+
+// ----------------------------------------------------------------------------
+// opening
+
+// The heads of a rank of `group`, with memory for their weights, connected to no other rank.
+static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table, SequenceGroup group) {
+    RankHeads* h = (RankHeads*)xcalloc(1, sizeof *h);
+    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c);
+    h->group = group;
+    h->proj = head_columns_of_proj(table, c, group.size);
+    h->o = head_columns_of_o(c, group.size);
+    h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
+    for (int k = 0; k < 2; k++) {
+        h->norms[k] = (bf16*)device_zeros(channels * sizeof(bf16));
+        h->dnorms[k] = (float*)device_zeros(channels * sizeof(float));
+    }
+    h->bias = (float*)device_zeros(heads * sizeof(float));
+    h->dbias = (float*)device_zeros(heads * sizeof(float));
+    return h;
+}
+
+// Collective: connects the ranks that share sequences; rows: of the rank's own tokens in a pass, at most. NULL:
+// each rank has sequences of its own. Dies where the GPUs of a group do not reach one another.
+static inline RankHeads* sequence_open(World* world, const Config* c, const ParamTable* table,
+                                       const SequenceGroup* group, int64_t rows) {
+    if (group->size == 1) return NULL;
+    RankHeads* h = rank_heads_new(c, table, *group);
+    h->exchange->world = world;
+    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(&h->proj, rows)))
+        die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
+            "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
+            group->size);
+    return h;
+}
+
+// Collective, of what sequence_open has returned.
+static inline void sequence_close(RankHeads* h) {
+    if (!h) return;
+    if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
+    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias, h->dbias};
+    for (void* buffer : buffers) device_free(buffer);
+    free(h->exchange);
+    free(h);
+}
+
+// ----------------------------------------------------------------------------
+// tokens to heads, heads to tokens
+
+// heads [B, T, stride] of the rank gets, of all tokens, the columns of its heads, from x, the whole rows of each
+// rank's own tokens. blocks: scratch of as many elements as `heads`.
+static inline void tokens_to_heads(const Layer* layer, const HeadColumns* columns, bf16* heads, bf16* blocks,
+                                   const bf16* x, int64_t x_stride) {
+    const SequenceGroup* g = &layer->heads->group;
+    Peers* peers = &layer->heads->exchange->peers;
+    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16),
+                  all = bytes * g->size;
+    HeadBlocks to = {.own_stride = row * g->size, .rank = g->rank};
+    for (int r = 0; r < g->size; r++)
+        to.rows[r] = r == g->rank ? heads + r * row : blocks + r * layer->B * row;
+    heads_split(&to, x, &rows, layer->stream);
+    const PeersMessage message = {blocks, layer->B * bytes, layer->B, bytes, bytes};
+    peers_send(peers, &message, layer->stream);
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank)
+            copy_rows(heads + r * row, all, peers_inbox(peers, g->rank, r), bytes, bytes, layer->B,
+                      layer->stream);
+    peers_read(peers, layer->stream);
+}
+
+// The columns of all heads of x, whole rows of the rank's own tokens, from `heads` of all ranks.
+static inline void heads_to_tokens(const Layer* layer, const HeadColumns* columns, bf16* x, int64_t x_stride,
+                                   const bf16* heads) {
+    const SequenceGroup* g = &layer->heads->group;
+    Peers* peers = &layer->heads->exchange->peers;
+    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
+    const PeersMessage message = {heads, bytes, layer->B, bytes, bytes * g->size};
+    peers_send(peers, &message, layer->stream);
+    HeadBlocks from = {.own_stride = row * g->size, .rank = g->rank};
+    for (int r = 0; r < g->size; r++)
+        from.rows[r] =
+            r == g->rank ? (bf16*)(uintptr_t)heads + r * row : (bf16*)peers_inbox(peers, g->rank, r);
+    heads_join(x, &from, &rows, layer->stream);
+    peers_read(peers, layer->stream);
+}
+
+// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. Heads n, n + N, ... of all sequences are every
+// N-th row.
+static inline void delta_to_heads(const Layer* layer, float* head_delta, const float* delta) {
+    const SequenceGroup* g = &layer->heads->group;
+    Peers* peers = &layer->heads->exchange->peers;
+    const int64_t rows = layer->B * layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
+    const PeersMessage message = {delta, bytes, rows, bytes, bytes * g->size};
+    peers_send(peers, &message, layer->stream);
+    for (int r = 0; r < g->size; r++) {
+        const void* from = r == g->rank ? (const void*)(delta + r * T) : peers_inbox(peers, g->rank, r);
+        copy_rows(head_delta + r * T, bytes * g->size, from, r == g->rank ? bytes * g->size : bytes, bytes,
+                  rows, layer->stream);
+    }
+    peers_read(peers, layer->stream);
+}
+
+// ----------------------------------------------------------------------------
+// the exchanges of a pass. head_dproj is free until the backward pass writes it: scratch of what is sent
+
+static inline void proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, const bf16* proj) {
+    if (!layer->heads) return;
+    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+    head_weights_copy(layer);
+    tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj,
+                    matmul_padded(layer->table->proj.rows));
+}
+
+static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o) {
+    if (!layer->heads) return;
+    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o);
+}
+
+// head_o gets the gradient of o, dout, and head_delta delta.
+static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, bf16* head_dproj,
+                                 const bf16* dout, const float* delta) {
+    if (!layer->heads) return;
+    Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
+    head_weights_copy(layer);
+    tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size);
+    delta_to_heads(layer, head_delta, delta);
+}
+
+// dproj gets the gradients of its heads' columns; its padding becomes 0.
+static inline void dproj_to_tokens(const Layer* layer, bf16* dproj, const bf16* head_dproj) {
+    if (!layer->heads) return;
+    Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
+    const int64_t columns = layer->table->proj.rows, stride = matmul_padded(columns);
+    head_gradients_add(layer);
+    heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj);
+    if (stride > columns)
+        CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0,
+                                     (size_t)(stride - columns) * sizeof(bf16), (size_t)(layer->B * layer->T),
+                                     layer->stream));
+}
+
+// ----------------------------------------------------------------------------
+// tokens and losses
+
+// Queues a copy of the rank's own tokens [B, Tn] from those of whole sequences on the host.
+static inline void sequence_upload(int32_t* tokens, const int32_t* whole, const SequenceGroup* g, int64_t B,
+                                   int64_t Tn, cudaStream_t stream) {
+    const int64_t bytes = Tn * (int64_t)sizeof(int32_t);
+    copy_rows(tokens, bytes, whole + g->rank * Tn, bytes * g->size, bytes, B, stream);
+}
+
+// Queues a copy of the losses [B, T] of whole sequences to the host, from those [B, Tn] of each rank; h may be NULL.
+static inline void sequence_download_losses(float* whole, const float* losses, RankHeads* h, int64_t B,
+                                            int64_t Tn, cudaStream_t stream) {
+    const int64_t bytes = Tn * (int64_t)sizeof(float);
+    const SequenceGroup g = h ? h->group : sequence_group(0, 1);
+    const PeersMessage message = {losses, 0, 1, B * bytes, B * bytes};
+    if (h) peers_send(&h->exchange->peers, &message, stream);
+    for (int r = 0; r < g.size; r++)
+        copy_rows(whole + r * Tn, bytes * g.size,
+                  r == g.rank ? (const void*)losses : peers_inbox(&h->exchange->peers, g.rank, r), bytes,
+                  bytes, B, stream);
+    if (h) peers_read(&h->exchange->peers, stream);
+}
