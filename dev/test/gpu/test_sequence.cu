@@ -9,7 +9,8 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
     ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
 The work of ranks in one process is queued rank after rank before the host waits for any of it. So nothing may
-wait between: kernels are loaded at the start, and each stream has a hardware queue of its own.
+wait between: a first pass, in which messages do not wait, loads the kernels, and each stream has a hardware
+queue of its own.
 */
 #include "../ranks.h"
 
@@ -109,8 +110,8 @@ static Result run_ranks(Model* models, int ranks, const int32_t* inputs, const i
 // ----------------------------------------------------------------------------
 // ranks of one process
 
-// Connects models: each has the others' memory, which is on the same GPU.
-static void connect(Model* models, int ranks) {
+// Connects models: each has the others' memory, which is on the same GPU. Their first pass is one of zeros.
+static void connect(Model* models, int ranks, const int32_t* tokens) {
     const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, models[0].B * models[0].T);
     for (int r = 0; r < ranks; r++)
         models[r].heads->exchange->peers = peers_new(0, r, ranks, bytes, peers_bytes(ranks, bytes));
@@ -118,6 +119,24 @@ static void connect(Model* models, int ranks) {
         for (int other = 0; other < ranks; other++)
             models[r].heads->exchange->peers.memory[other] =
                 models[other].heads->exchange->peers.memory[other];
+    float* losses = (float*)device_host_alloc((size_t)(models[0].B * models[0].T * ranks) * sizeof(float));
+    for (int r = 0; r < ranks; r++) {
+        char* memory = models[r].heads->exchange->peers.memory[r];
+        CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes)));
+        CUDA_CHECK(cudaMemset(memory, 0x3F, peers_header_bytes(ranks))); // as if all had arrived and was read
+    }
+    for (int r = 0; r < ranks; r++) {
+        feed(&models[r], tokens, tokens);
+        queue_pass(&models[r], losses);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    for (int r = 0; r < ranks; r++) {
+        Peers* peers = &models[r].heads->exchange->peers;
+        CUDA_CHECK(cudaMemset(peers->memory[r], 0, peers_header_bytes(ranks)));
+        peers->messages = 0;
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    device_host_free(losses);
 }
 
 static void free_models(Model* models, int ranks) {
@@ -198,7 +217,7 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
         for (int r = 0; r < ranks; r++)
             models[r] = rank_model(&batch.start.config, batch.start.params, B, T, sequence_group(r, ranks),
                                    (Recompute)recompute);
-        connect(models, ranks);
+        connect(models, ranks, batch.inputs);
         for (int again = 0; again < 2; again++) {
             const Result result = run_ranks(models, ranks, batch.inputs, batch.targets);
             if (first.grads.empty()) {
@@ -321,10 +340,7 @@ static void process_body(World* world) {
     const SequenceGroup group = sequence_group(world->rank, world->size);
     Result alone = {}, first = {};
     if (world->rank == 0) alone = run_alone(&batch, PROCESS_B, PROCESS_T);
-    Model model = rank_model(&batch.start.config, batch.start.params, PROCESS_B, PROCESS_T,
-                             sequence_group(0, 1), RECOMPUTE_NONE);
-    model_free(&model);
-    model = model_new(&batch.start.config, false, true, 0, 1);
+    Model model = model_new(&batch.start.config, false, true, 0, 1);
     model.group = group;
     Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
     model.heads =
@@ -367,7 +383,6 @@ int main(int argc, char** argv) {
         void (*run)(void);
     } parts[] = {{"blocks", test_blocks}, {"variants", test_variants}, {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     alarm(SECONDS_MOST); // a rank that waits for ever

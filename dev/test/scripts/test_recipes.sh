@@ -136,4 +136,25 @@ for out in "--out other" --out=other; do
     equals 2 "$(wc -l <"$scratch/train_foxcu.log")"
     equals 1 "$(grep -c -- '--init other ' "$scratch/train_foxcu.log")"
 done
+
+# sequences of a million tokens, over two GPUs
+mkdir "$scratch/scripts/sweep"
+cp scripts/sweep/million.sh "$scratch/scripts/sweep"
+program data/text_to_shards
+million() { script "$@" scripts/sweep/million.sh --max-tokens 256Mi; }
+clean
+dies "error: TREES: folders of source trees" million RANKS=2
+check "million.sh" million TREES="one/ two/"
+called data/text_to_shards "--document folder --doc-len 1Mi --val-fraction 0.05 --out data/million one/ two/$"
+called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m --sequence-ranks 2 --seq-len 1Mi .*--val-data data/million_val_\*.bin "
+options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/bin/mpirun.log")
+set -f
+check "options of the trainer" "$trainer" $options --dry-run --gpu H200 --ranks 2
+set +f
+said "1 micro-batches of 1 sequences, 1 at most on each of 1 group of 2 ranks"
+clean
+touch "$scratch/data/code_held_train_000000.bin"
+check "held-out trees" million NAME=code TREES=one/ VAL_TREES=three/ RANKS=4 SEQUENCE_RANKS=2
+equals "data/code_held three/,data/code one/" "$(sed 's/.*--out //' "$scratch/data/text_to_shards.log" | paste -sd,)"
+called bin/mpirun "^-np 4 .*--sequence-ranks 2 .*--val-data data/code_held_train_\*.bin .*--out out/code-fox-pro-125m --resume --max-tokens 256Mi$"
 report

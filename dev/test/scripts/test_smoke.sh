@@ -62,6 +62,7 @@ scripts/slurm.sbatch         in dev/test/scripts/test_recipes.sh
 scripts/sweep.sh             in dev/test/scripts/test_sweep.sh
 scripts/sweep/ablations.sh   in dev/test/scripts/test_sweep.sh
 scripts/sweep/perplexities.py in dev/test/scripts/test_sweep.sh
+scripts/sweep/million.sh     in dev/test/scripts/test_recipes.sh
 scripts/sweep/learning_rate.py in dev/test/scripts/test_sweep.sh
 scripts/compare.py           in dev/test/scripts/test_compare.sh
 scripts/follow.py            in dev/test/scripts/test_follow.sh

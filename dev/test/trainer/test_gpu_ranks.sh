@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests ./train_foxcu on two GPUs under mpirun: the same losses as on one GPU, --deterministic with the same bits,
-# checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does. With fewer GPUs it
-# is skipped.
+# checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does; the same of ranks that
+# share sequences. With fewer GPUs it is skipped. PARTS="shared shared_evaluated ..." runs these parts alone.
 scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
@@ -82,11 +82,66 @@ resumed() {
     same_weights two stopped
 }
 
-# A rank that ends takes all with it, and one line says which. start OUT: begins a long run and waits for step 5
+# Two GPUs that share each sequence: the losses of one GPU in every family, the same bits again and at every level of
+# recomputation
+shared() {
+    for model in fox-pro fox-llama transformer-pro transformer-llama transformer-swa; do
+        check "$model on one" train 1 "$model.1" --model $model-nano
+        check "$model, sequences on two" train 2 "$model.2" --model $model-nano --sequence-ranks 2
+        said "2 ranks in groups of 2, which share sequences: 128 tokens and 1 heads a rank; groups with 12 to 12 micro-batches"
+        near 2e-3 "$model.1" "$model.2"
+    done
+    check "its share of attention" grep -q '"attention_share": *0\.[5-9]' "$scratch/fox-pro.2/log.jsonl"
+    for level in none qkv block; do
+        check "--recompute $level" train 2 "shared.$level" --sequence-ranks 2 --recompute $level
+        same_weights fox-pro.2 "shared.$level"
+    done
+    check "two sequences a micro-batch" train 2 shared.two --sequence-ranks 2 --micro-batch 2
+    near 2e-3 fox-pro.1 shared.two
+    check "a window" train 1 window.1 --window-size 100
+    check "a window, sequences on two" train 2 window.2 --window-size 100 --sequence-ranks 2
+    near 2e-3 window.1 window.2
+    rate=0.1 check "bias_only on one" train 1 shared.bias1 --set fgate_type=bias_only
+    rate=0.1 check "bias_only on two" train 2 shared.bias2 --set fgate_type=bias_only --sequence-ranks 2
+    near 1e-2 shared.bias1 shared.bias2
+    check "--bench" on 2 ./train_foxcu $tiny --bench 2 --sequence-ranks 2
+    said "on 2 GPUs, 2 for a sequence"
+}
+
+# --eval with the sequences of shared() on two GPUs, and on one
+shared_evaluated() {
+    for ranks in 1 2; do
+        check "--eval on $ranks" on $ranks ./train_foxcu --init "$scratch/fox-pro.1/step_00000020" --deterministic \
+            --eval "$scratch/shared$ranks.json" --val-data $scratch/files/shards/text.bin --seq-len 40 \
+            --val-tokens 360 --micro-batch 2 --timeout 20 --sequence-ranks $ranks
+    done
+    check "the same losses" "$python" -c 'import json, sys
+one, two = (json.load(open(path)) for path in sys.argv[1:])
+assert one["sequences"] == two["sequences"] == 9 and one["targets"] == two["targets"]
+assert all(abs(a - b) < 2e-2 for a, b in zip(one["loss"], two["loss"])), max(abs(a - b) for a, b in zip(one["loss"], two["loss"]))
+assert abs(one["loss_mean"] - two["loss_mean"]) < 2e-3' "$scratch/shared1.json" "$scratch/shared2.json"
+}
+
+# A run goes on with sequences on one GPU, on two, and data parallel
+shared_resumed() {
+    check "stop with sequences on two" train 2 shared --sequence-ranks 2 --max-steps 5 --val-data $scratch/files/shards/text.bin
+    dies "--sequence-ranks 2: 1 rank cannot be groups of so many; start a multiple of it, or give --sequence-ranks 1" \
+        resume 1 shared
+    check "go on with one" resume 1 shared --sequence-ranks 1 --max-steps 10
+    check "data parallel" resume 2 shared --max-steps 15
+    check "and with sequences on two" resume 2 shared --sequence-ranks 2
+    near 2e-3 fox-pro.1 shared
+    check "stop" train 2 shared.stopped --sequence-ranks 2 --max-steps 7
+    check "go on" resume 2 shared.stopped
+    said "2 ranks in groups of 2"
+    same_weights fox-pro.2 shared.stopped
+}
+
+# A rank that ends takes all with it, and one line says which. start OUT OPTION...: begins a long run and waits for step 5
 start() {
     # shellcheck disable=SC2086
     mpirun -q --bind-to none -np 2 ./train_foxcu $tiny --out "$scratch/$1" --max-tokens 1Gi --timeout 5 \
-        --log-every 1 >"$scratch/$1.out" 2>"$scratch/$1.err" &
+        --log-every 1 "${@:2}" >"$scratch/$1.out" 2>"$scratch/$1.err" &
     job=$!
     for _ in $(seq 600); do
         grep -q 'step *5/' "$scratch/$1.out" && return
@@ -122,5 +177,22 @@ failures() {
     equals "" "$(pgrep -f "train_foxcu.*$scratch")"
 }
 
-for part in ${PARTS:-same_losses evaluated biases resumed failures}; do $part; done
+shared_failures() {
+    start shared.killed --sequence-ranks 2
+    kill -9 "$(rank_of shared.killed 1)"
+    ended shared.killed 137
+    equals 1 "$(grep -c '^error: rank 1 ' "$scratch/shared.killed.err")"
+    start shared.stuck --sequence-ranks 2
+    kill -STOP "$(rank_of shared.stuck 1)"
+    ended shared.stuck 1
+    equals 1 "$(grep -c '^error: rank 1 .*stopped or is unreachable' "$scratch/shared.stuck.err")"
+    start shared.usr1 --sequence-ranks 2
+    kill -USR1 "$(rank_of shared.usr1 1)"
+    ended shared.usr1 75
+    check "a checkpoint" ls "$scratch"/shared.usr1/step_*/model.safetensors
+    equals "" "$(pgrep -f "train_foxcu.*$scratch")"
+}
+
+parts="same_losses evaluated biases resumed failures shared shared_evaluated shared_resumed shared_failures"
+for part in ${PARTS:-$parts}; do $part; done
 report
