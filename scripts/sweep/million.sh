@@ -5,7 +5,7 @@
 #     TREES="linux-6.12/*/ llvm-project/*/ gcc-14/" scripts/sweep/million.sh --max-tokens 256Mi
 #
 #   model    fox-pro-125m, 123.9 M parameters without the input embedding, GPT-2 vocabulary
-#   data     1,048,576 tokens a document, 3 to 4 MB of C; a tree's rest is dropped. 2 bytes of disk a token
+#   data     1,048,576 tokens a document, 2.4 MB of C headers; a tree's rest is dropped. 2 bytes of disk a token
 #   compute  58.7 GFLOP per token where nothing is pruned, 99% of them in attention: 1.58e19 FLOP at 256 Mi tokens; what the
 #            gates forget is not computed
 #   steps    1,048,576 tokens, one sequence: 256 at 256 Mi tokens. Without --max-tokens the preset's 2.5 Gi, 2,560
