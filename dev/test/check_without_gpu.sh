@@ -45,7 +45,14 @@ done <<'END'
 --model transformer-llama-760m --ranks 2
 --model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv
 --model fox-pro-nano --recompute block
+--model fox-pro-125m --seq-len 1Mi --batch-tokens 1Mi --recompute block --sequence-ranks 2
+--model fox-pro-760m --ranks 8 --sequence-ranks 4 --recompute none --micro-batch 2
+--model transformer-llama-760m --sequence-ranks 3 --recompute qkv --batch-tokens 960Ki --seq-len 61440
 END
+dies "--attention cudnn: these kernels have no --sequence-ranks: use --attention fox" \
+    "$trainer" --dry-run --model transformer-pro-125m --attention cudnn --sequence-ranks 2
+dies "--sequence-ranks 2: this model has no attention" "$trainer" --dry-run --model mamba2-125m --sequence-ranks 2
+dies "--sequence-ranks 2: 1 rank cannot be groups" "$trainer" --model fox-pro-125m --bench 1 --sequence-ranks 2
 check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
 said '"window_size": 2048'
 dies "--attention cudnn: these kernels have no window: use --attention fox" \
