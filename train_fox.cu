@@ -158,8 +158,10 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     // without a gate all layers share cum_logf and bounds, those of documents
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
-    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj);
+    if (layer->heads)
+        in_proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj, in, &in_proj);
+    else
+        linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     qkv_forward(paths, a.squares, a.head_proj, a.angles, &shape, layer->stream);
     if (a.cum_logf && own_gates)
         forget_gate_forward(a.cum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),

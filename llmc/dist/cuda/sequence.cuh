@@ -2,7 +2,7 @@
 The exchange around attention between GPUs that share sequences (llmc/model/sequence.h, --sequence-ranks): tokens
 are split between them outside attention, heads within.
 
-    forward     in_proj ----> proj  --proj_to_heads-->  head_proj   shift, QK norm, RoPE, gate, attention
+    forward     in_proj ----> proj  --in_proj_to_heads->  head_proj   shift, QK norm, RoPE, gate, attention
                 o_proj  <---- o     <--o_to_tokens---   head_o
     backward    dy -> dO, delta     --dout_to_heads-->  head_o, head_delta
                 dproj   <---------- <--dproj_to_tokens--  head_dproj
@@ -13,10 +13,14 @@ are split between them outside attention, heads within.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh). All of it is queued on the
-main stream, in the same order on all ranks of a group. In the backward pass o_proj's weight gradient runs beside
-it on its own stream. peers_send puts a number that grows with each message into a wait, which a CUDA graph would
-repeat: passes of ranks that share sequences are not captured.
+Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh), on a stream of their own, in
+the same order on all ranks of a group. What runs beside them: the output gate's GEMM beside proj, and the weight
+gradients of gate_proj and o_proj, which have a stream, beside dO. peers_send puts a number that grows with each
+message into a wait, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
+
+    main stream       GEMM of all but the gate | GEMM of the gate | wait | shift, QK norm, RoPE, ...
+                      `ready` |                                     ^ `done`
+    exchange's stream         split -> copies -> rows of the inboxes |
 
 Each function returns at once where layer->heads is NULL; its tensors are then the same ones on both sides.
 Called by attention and, for losses, by the GPU trainer. An error of CUDA ends the program; a message that never
@@ -31,6 +35,8 @@ comes is ended by the watch (llmc/dist/watch.h).
 typedef struct SequenceExchange {
     World* world;
     Peers peers;
+    cudaStream_t stream;
+    cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
 } SequenceExchange;
 
 // ----------------------------------------------------------------------------
@@ -44,6 +50,11 @@ static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table
     h->proj = head_columns_of_proj(table, c, group.size);
     h->o = head_columns_of_o(c, group.size);
     h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->stream, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->done, cudaEventDisableTiming));
     for (int k = 0; k < 2; k++) {
         h->norms[k] = (bf16*)device_zeros(channels * sizeof(bf16));
         h->dnorms[k] = (float*)device_zeros(channels * sizeof(float));
@@ -73,6 +84,9 @@ static inline void sequence_close(RankHeads* h) {
     if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
     void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias, h->dbias};
     for (void* buffer : buffers) device_free(buffer);
+    CUDA_CHECK(cudaStreamDestroy(h->exchange->stream));
+    CUDA_CHECK(cudaEventDestroy(h->exchange->ready));
+    CUDA_CHECK(cudaEventDestroy(h->exchange->done));
     free(h->exchange);
     free(h);
 }
@@ -80,10 +94,27 @@ static inline void sequence_close(RankHeads* h) {
 // ----------------------------------------------------------------------------
 // tokens to heads, heads to tokens
 
+// The stream of exchanges; one kernel after another: the main stream.
+static inline cudaStream_t sequence_stream(const Layer* layer) {
+    return layer->sequential ? layer->stream : layer->heads->exchange->stream;
+}
+
+// What is queued on the exchange's stream from now on follows what is on the main stream, and the other way round.
+static inline void sequence_begin(const Layer* layer) {
+    CUDA_CHECK(cudaEventRecord(layer->heads->exchange->ready, layer->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_stream(layer), layer->heads->exchange->ready, 0));
+}
+static inline void sequence_end(const Layer* layer) {
+    CUDA_CHECK(cudaEventRecord(layer->heads->exchange->done, sequence_stream(layer)));
+    CUDA_CHECK(cudaStreamWaitEvent(layer->stream, layer->heads->exchange->done, 0));
+}
+
 // heads [B, T, stride] of the rank gets, of all tokens, the columns of its heads, from x, the whole rows of each
 // rank's own tokens. blocks: scratch of as many elements as `heads`.
 static inline void tokens_to_heads(const Layer* layer, const HeadColumns* columns, bf16* heads, bf16* blocks,
-                                   const bf16* x, int64_t x_stride) {
+                                   const bf16* x, int64_t x_stride, RangePass pass) {
+    const cudaStream_t stream = sequence_stream(layer);
+    Range range("exchange of sequences", pass, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
     const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
@@ -92,87 +123,117 @@ static inline void tokens_to_heads(const Layer* layer, const HeadColumns* column
     HeadBlocks to = {.own_stride = row * g->size, .rank = g->rank};
     for (int r = 0; r < g->size; r++)
         to.rows[r] = r == g->rank ? heads + r * row : blocks + r * layer->B * row;
-    heads_split(&to, x, &rows, layer->stream);
+    heads_split(&to, x, &rows, stream);
     const PeersMessage message = {blocks, layer->B * bytes, layer->B, bytes, bytes};
-    peers_send(peers, &message, layer->stream);
+    peers_send(peers, &message, stream);
     for (int r = 0; r < g->size; r++)
         if (r != g->rank)
-            copy_rows(heads + r * row, all, peers_inbox(peers, g->rank, r), bytes, bytes, layer->B,
-                      layer->stream);
-    peers_read(peers, layer->stream);
+            copy_rows(heads + r * row, all, peers_inbox(peers, g->rank, r), bytes, bytes, layer->B, stream);
+    peers_read(peers, stream);
 }
 
 // The columns of all heads of x, whole rows of the rank's own tokens, from `heads` of all ranks.
 static inline void heads_to_tokens(const Layer* layer, const HeadColumns* columns, bf16* x, int64_t x_stride,
-                                   const bf16* heads) {
+                                   const bf16* heads, RangePass pass) {
+    const cudaStream_t stream = sequence_stream(layer);
+    Range range("exchange of sequences", pass, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
     const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
     const PeersMessage message = {heads, bytes, layer->B, bytes, bytes * g->size};
-    peers_send(peers, &message, layer->stream);
+    peers_send(peers, &message, stream);
     HeadBlocks from = {.own_stride = row * g->size, .rank = g->rank};
     for (int r = 0; r < g->size; r++)
         from.rows[r] =
             r == g->rank ? (bf16*)(uintptr_t)heads + r * row : (bf16*)peers_inbox(peers, g->rank, r);
-    heads_join(x, &from, &rows, layer->stream);
-    peers_read(peers, layer->stream);
+    heads_join(x, &from, &rows, stream);
+    peers_read(peers, stream);
 }
 
 // head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. Heads n, n + N, ... of all sequences are every
 // N-th row.
 static inline void delta_to_heads(const Layer* layer, float* head_delta, const float* delta) {
+    const cudaStream_t stream = sequence_stream(layer);
+    Range range("exchange of sequences", RANGE_BACKWARD, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
     const int64_t rows = layer->B * layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
     const PeersMessage message = {delta, bytes, rows, bytes, bytes * g->size};
-    peers_send(peers, &message, layer->stream);
+    peers_send(peers, &message, stream);
     for (int r = 0; r < g->size; r++) {
         const void* from = r == g->rank ? (const void*)(delta + r * T) : peers_inbox(peers, g->rank, r);
         copy_rows(head_delta + r * T, bytes * g->size, from, r == g->rank ? bytes * g->size : bytes, bytes,
-                  rows, layer->stream);
+                  rows, stream);
     }
-    peers_read(peers, layer->stream);
+    peers_read(peers, stream);
 }
 
 // ----------------------------------------------------------------------------
 // the exchanges of a pass. head_dproj is free until the backward pass writes it: scratch of what is sent
 
-static inline void proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, const bf16* proj) {
-    if (!layer->heads) return;
-    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+// Columns [first, first + N) of a linear layer's output.
+static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N) {
+    Linear part = *all;
+    part.w += first * all->K;
+    part.N = N;
+    return part;
+}
+
+// proj = in_proj(in), and head_proj from all ranks. What heads read is computed first, and travels while the output
+// gate's columns, which stay here, are computed.
+static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, bf16* proj,
+                                    const bf16* in, const Linear* in_proj) {
+    const int64_t gate = params_column(layer->table, P_OGATE_PROJ), d = layer->config->hidden_size;
+    const int64_t first = gate < 0 ? in_proj->N : gate, rest = in_proj->N - first - d; // before and behind it
+    const Linear before = linear_columns(in_proj, 0, first);
+    linear_forward(proj, in, NULL, &before, layer->matmul);
+    if (rest > 0) {
+        const Linear behind = linear_columns(in_proj, first + d, rest);
+        linear_forward(proj + first + d, in, NULL, &behind, layer->matmul);
+    }
     head_weights_copy(layer);
-    tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj,
-                    matmul_padded(layer->table->proj.rows));
+    sequence_begin(layer);
+    tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj, in_proj->out_stride,
+                    RANGE_FORWARD);
+    if (gate >= 0) {
+        const Linear own = linear_columns(in_proj, gate, d);
+        linear_forward(proj + gate, in, NULL, &own, layer->matmul);
+    }
+    sequence_end(layer);
 }
 
 static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o) {
     if (!layer->heads) return;
-    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
-    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o);
+    sequence_begin(layer);
+    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o, RANGE_FORWARD);
+    sequence_end(layer);
 }
 
 // head_o gets the gradient of o, dout, and head_delta delta.
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, bf16* head_dproj,
                                  const bf16* dout, const float* delta) {
     if (!layer->heads) return;
-    Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     head_weights_copy(layer);
-    tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size);
+    sequence_begin(layer);
+    tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size,
+                    RANGE_BACKWARD);
     delta_to_heads(layer, head_delta, delta);
+    sequence_end(layer);
 }
 
 // dproj gets the gradients of its heads' columns; its padding becomes 0.
 static inline void dproj_to_tokens(const Layer* layer, bf16* dproj, const bf16* head_dproj) {
     if (!layer->heads) return;
-    Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const int64_t columns = layer->table->proj.rows, stride = matmul_padded(columns);
     head_gradients_add(layer);
-    heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj);
+    sequence_begin(layer);
+    heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj, RANGE_BACKWARD);
     if (stride > columns)
         CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0,
                                      (size_t)(stride - columns) * sizeof(bf16), (size_t)(layer->B * layer->T),
-                                     layer->stream));
+                                     sequence_stream(layer)));
+    sequence_end(layer);
 }
 
 // ----------------------------------------------------------------------------
