@@ -105,6 +105,10 @@ hours 16106127360 "$(awk 'BEGIN { print 8 * 0.98 * 0.4 * 989.4e12 / 2.365e11 }')
 check "four groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2
 said "at most on each of 4 groups of 2 ranks"
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 8 * 0.98 }')"
+dies "4 groups of ranks for the 2 sequences of a step (--batch-tokens / --seq-len): start fewer" \
+    plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2 --batch-tokens 32Ki
+dies "--micro-batch 2: a step has 2 micro-batches, too few for 4 groups of ranks; lower it" \
+    plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2 --batch-tokens 64Ki --micro-batch 2
 
 # The recipes say the same hours
 recipe() { # FILE HOURS OPTIONS...
