@@ -271,6 +271,11 @@ vpath test_%.cu $(GPU_DIRS)
 build/gpu/test_%: test_%.cu $(wildcard $(GPU_DIRS:=/*.cuh)) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
+# The GPU trainer whose ranks may share one GPU, for dev/test/trainer/test_gpu_ranks.sh where there is one alone
+build/gpu/train_fox_one_gpu: train_fox.cu dev/test/one_gpu/nccl.h $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(MPI_FLAGS) -DUSE_NCCL -DRANKS_SHARE_GPU -Idev/test/one_gpu $< -o $@ \
+	    $(GPU_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) -lpthread
+
 build/gpu/test_decoding build/gpu/test_sequence: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags

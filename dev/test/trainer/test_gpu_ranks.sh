@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
 # Tests ./train_foxcu on two GPUs under mpirun: the same losses as on one GPU, --deterministic with the same bits,
 # checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does; the same of ranks that
-# share sequences. With fewer GPUs it is skipped. PARTS="shared shared_evaluated ..." runs these parts alone.
+# share sequences. PARTS="shared shared_evaluated ..." runs these parts alone. With one GPU ONE_GPU=1 takes
+# build/gpu/train_fox_one_gpu, whose ranks share it (dev/test/one_gpu), and where there is no mpirun torchrun's variables.
 scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
 export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 rm -rf "$scratch"
 mkdir -p "$scratch"
-if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)" -lt 2 ]; then
-    skip "fewer than two GPUs"
+trainer=./train_foxcu killed_code=137
+if [ "${ONE_GPU:-}" ]; then
+    trainer=build/gpu/train_fox_one_gpu
+elif [ "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)" -lt 2 ]; then
+    skip "fewer than two GPUs: make build/gpu/train_fox_one_gpu, and set ONE_GPU=1"
     report
 fi
+command -v mpirun >/dev/null || killed_code=1
 python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
 check "make the files" "$python" dev/test/cli_files.py make "$scratch/files"
 
@@ -22,11 +27,30 @@ tiny="--model fox-pro-nano --set num_hidden_layers=2 --set intermediate_size=72 
 on() {
     local ranks=$1
     shift
-    if [ "$ranks" = 1 ]; then CUDA_VISIBLE_DEVICES=0 "$@"; else mpirun -q --bind-to none -np "$ranks" "$@"; fi
+    if [ "$ranks" = 1 ]; then
+        CUDA_VISIBLE_DEVICES=0 "$@"
+    elif command -v mpirun >/dev/null; then
+        mpirun -q --bind-to none -np "$ranks" "$@"
+    else
+        launch "$ranks" "$@"
+    fi
+}
+# launch RANKS COMMAND...: the exit code of rank 0
+launch() {
+    local ranks=$1 code=0 rank pids=() port=$((20000 + RANDOM % 10000))
+    for ((rank = 0; rank < ranks; rank++)); do
+        WORLD_SIZE=$ranks RANK=$rank LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            "${@:2}" &
+        pids+=($!)
+    done
+    wait "${pids[0]}" || code=$?
+    if [ $code = 0 ] || [ $code = 75 ]; then wait "${pids[@]:1}"; else kill -9 "${pids[@]:1}" 2>/dev/null; fi
+    wait "${pids[@]:1}" 2>/dev/null
+    return $code
 }
 # train RANKS OUT OPTION...
-train() { on "$1" ./train_foxcu $tiny --max-tokens 61440 --lr "${rate:-5e-3}" --timeout 20 --out "$scratch/$2" "${@:3}"; }
-resume() { on "$1" ./train_foxcu --resume --timeout 20 --out "$scratch/$2" "${@:3}"; }
+train() { on "$1" $trainer $tiny --max-tokens 61440 --lr "${rate:-5e-3}" --timeout 20 --out "$scratch/$2" "${@:3}"; }
+resume() { on "$1" $trainer --resume --timeout 20 --out "$scratch/$2" "${@:3}"; }
 
 # near LIMIT OUT OUT: two runs have the same steps, and their losses differ by at most LIMIT, relative
 near() {
@@ -54,7 +78,7 @@ same_losses() {
 # --eval on two GPUs, which share nine sequences, and on one
 evaluated() {
     for ranks in 1 2; do
-        check "--eval on $ranks" on $ranks ./train_foxcu --init "$scratch/one/step_00000020" --deterministic \
+        check "--eval on $ranks" on $ranks $trainer --init "$scratch/one/step_00000020" --deterministic \
             --eval "$scratch/eval$ranks.json" --val-data $scratch/files/shards/text.bin --seq-len 40 --val-tokens 360 \
             --micro-batch 2 --timeout 20
     done
@@ -104,14 +128,14 @@ shared() {
     rate=0.1 check "bias_only on one" train 1 shared.bias1 --set fgate_type=bias_only
     rate=0.1 check "bias_only on two" train 2 shared.bias2 --set fgate_type=bias_only --sequence-ranks 2
     near 1e-2 shared.bias1 shared.bias2
-    check "--bench" on 2 ./train_foxcu $tiny --bench 2 --sequence-ranks 2
+    check "--bench" on 2 $trainer $tiny --bench 2 --sequence-ranks 2
     said "on 2 GPUs, 2 for a sequence"
 }
 
 # --eval with the sequences of shared() on two GPUs, and on one
 shared_evaluated() {
     for ranks in 1 2; do
-        check "--eval on $ranks" on $ranks ./train_foxcu --init "$scratch/fox-pro.1/step_00000020" --deterministic \
+        check "--eval on $ranks" on $ranks $trainer --init "$scratch/fox-pro.1/step_00000020" --deterministic \
             --eval "$scratch/shared$ranks.json" --val-data $scratch/files/shards/text.bin --seq-len 40 \
             --val-tokens 360 --micro-batch 2 --timeout 20 --sequence-ranks $ranks
     done
@@ -140,7 +164,7 @@ shared_resumed() {
 # A rank that ends takes all with it, and one line says which. start OUT OPTION...: begins a long run and waits for step 5
 start() {
     # shellcheck disable=SC2086
-    mpirun -q --bind-to none -np 2 ./train_foxcu $tiny --out "$scratch/$1" --max-tokens 1Gi --timeout 5 \
+    on 2 $trainer $tiny --out "$scratch/$1" --max-tokens 1Gi --timeout 5 \
         --log-every 1 "${@:2}" >"$scratch/$1.out" 2>"$scratch/$1.err" &
     job=$!
     for _ in $(seq 600); do
@@ -158,13 +182,14 @@ ended() {
     kill $killer 2>/dev/null
     equals "$2" "$code"
 }
-rank_of() { pgrep -f "train_foxcu.*$scratch/$1" | while read -r p; do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2" && echo "$p"; done; }
+running() { pgrep -f "^[^ ]*$(basename $trainer) .*$scratch/${1:-}"; }
+rank_of() { running "$1" | while read -r p; do
+    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qxE "(OMPI_COMM_WORLD_)?RANK=$2" && echo "$p"; done; }
 
 failures() {
     start killed
     kill -9 "$(rank_of killed 1)"
-    ended killed 137
+    ended killed $killed_code
     equals 1 "$(grep -c '^error: rank 1 ' "$scratch/killed.err")"
     start stuck
     kill -STOP "$(rank_of stuck 1)"
@@ -174,13 +199,13 @@ failures() {
     kill -USR1 "$(rank_of usr1 1)"
     ended usr1 75
     check "a checkpoint" ls "$scratch"/usr1/step_*/model.safetensors
-    equals "" "$(pgrep -f "train_foxcu.*$scratch")"
+    equals "" "$(running)"
 }
 
 shared_failures() {
     start shared.killed --sequence-ranks 2
     kill -9 "$(rank_of shared.killed 1)"
-    ended shared.killed 137
+    ended shared.killed $killed_code
     equals 1 "$(grep -c '^error: rank 1 ' "$scratch/shared.killed.err")"
     start shared.stuck --sequence-ranks 2
     kill -STOP "$(rank_of shared.stuck 1)"
@@ -190,7 +215,7 @@ shared_failures() {
     kill -USR1 "$(rank_of shared.usr1 1)"
     ended shared.usr1 75
     check "a checkpoint" ls "$scratch"/shared.usr1/step_*/model.safetensors
-    equals "" "$(pgrep -f "train_foxcu.*$scratch")"
+    equals "" "$(running)"
 }
 
 parts="same_losses evaluated biases resumed failures shared shared_evaluated shared_resumed shared_failures"
