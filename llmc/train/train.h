@@ -296,12 +296,13 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
 // What this rank tells the others with a step.
 static inline StepVotes training_votes(const Training* t) {
     SaverState saving = t->run->options.out ? saver_state(&t->saver) : SAVER_IDLE;
-    const int64_t tokens = t->data.options.share.count * t->data.options.seq_len;
+    const bool counts = t->run->group.rank == 0; // of ranks that share sequences one counts their tokens
+    const int64_t tokens = counts ? t->data.options.share.count * t->data.options.seq_len : 0;
     const StepVotes votes = {.stop = run_interrupted ? 1.0 : 0.0,
                              .written = saving == SAVER_WRITTEN ? 1.0 : 0.0,
                              .failed = saving == SAVER_FAILED ? 1.0 : 0.0,
                              .tokens = (double)tokens,
-                             .targets = (double)(tokens - t->data.uncounted),
+                             .targets = (double)(counts ? tokens - t->data.uncounted : 0),
                              .documents = run_documents(t->run, &t->data.documents)};
     return votes;
 }
