@@ -1049,7 +1049,8 @@ static Model* trainer_open(Run* run) {
             train ? ", or give --recompute block; --dry-run shows what fits" : "");
     const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
-    model->heads = sequence_open(run->world, &run->config, &model->table, &run->group, B * own_T);
+    model->heads =
+        sequence_open(run->world, &run->config, &model->table, &run->group, B * own_T, model->exchange);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));

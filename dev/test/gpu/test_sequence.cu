@@ -344,7 +344,7 @@ static void process_body(World* world) {
     model.group = group;
     Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
     model.heads =
-        sequence_open(world, &model.config, &model.table, &group, PROCESS_B * PROCESS_T / group.size);
+        sequence_open(world, &model.config, &model.table, &group, PROCESS_B * PROCESS_T / group.size, NULL);
     model_allocate_weights(&model, true);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
     model_allocate_activations(&model, PROCESS_B, PROCESS_T / group.size, RECOMPUTE_BLOCK);

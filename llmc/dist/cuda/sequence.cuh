@@ -29,14 +29,15 @@ comes is ended by the watch (llmc/dist/watch.h).
 #pragma once
 
 #include "../../cuda/device.cuh"
+#include "exchange.cuh"
 #include "heads.cuh"
-#include "peers.cuh"
 
 typedef struct SequenceExchange {
     World* world;
     Peers peers;
     cudaStream_t stream;
     cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
+    const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
 } SequenceExchange;
 
 // ----------------------------------------------------------------------------
@@ -64,13 +65,14 @@ static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table
     return h;
 }
 
-// Collective: connects the ranks that share sequences; rows: of the rank's own tokens in a pass, at most. NULL:
-// each rank has sequences of its own. Dies where the GPUs of a group do not reach one another.
+// Collective: connects the ranks that share sequences, behind the exchange of all; rows: of the rank's own tokens in a
+// pass, at most. NULL: each rank has sequences of its own. Dies where the GPUs of a group do not reach one another.
 static inline RankHeads* sequence_open(World* world, const Config* c, const ParamTable* table,
-                                       const SequenceGroup* group, int64_t rows) {
+                                       const SequenceGroup* group, int64_t rows, const Exchange* all) {
     if (group->size == 1) return NULL;
     RankHeads* h = rank_heads_new(c, table, *group);
     h->exchange->world = world;
+    h->exchange->all = all;
     if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(&h->proj, rows)))
         die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
             "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
@@ -106,7 +108,11 @@ static inline void sequence_begin(const Layer* layer) {
 }
 static inline void sequence_end(const Layer* layer) {
     CUDA_CHECK(cudaEventRecord(layer->heads->exchange->done, sequence_stream(layer)));
-    CUDA_CHECK(cudaStreamWaitEvent(layer->stream, layer->heads->exchange->done, 0));
+    const SequenceExchange* e = layer->heads->exchange;
+    if (e->all)
+        exchange_wait(e->all, e->done, 0, layer->stream);
+    else
+        CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
 }
 
 // heads [B, T, stride] of the rank gets, of all tokens, the columns of its heads, from x, the whole rows of each
