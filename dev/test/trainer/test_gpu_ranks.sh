@@ -125,6 +125,9 @@ shared() {
     check "a window" train 1 window.1 --window-size 100
     check "a window, sequences on two" train 2 window.2 --window-size 100 --sequence-ranks 2
     near 2e-3 window.1 window.2
+    check "packed documents" train 1 documents.1 --set document_reset=true
+    check "packed documents, sequences on two" train 2 documents.2 --set document_reset=true --sequence-ranks 2
+    near 2e-3 documents.1 documents.2
     rate=0.1 check "bias_only on one" train 1 shared.bias1 --set fgate_type=bias_only
     rate=0.1 check "bias_only on two" train 2 shared.bias2 --set fgate_type=bias_only --sequence-ranks 2
     near 1e-2 shared.bias1 shared.bias2
