@@ -38,7 +38,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from common import MIN_PAIRS, BadLine, Error, log_line, package, paired, run
+from common import MIN_PAIRS, NUMBER, BadLine, Error, log_line, package, paired, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
@@ -406,17 +406,11 @@ def differ(values):
     return max(values) > 1.05 * min(values)
 
 
-def unit(largest, units):
-    """The largest (size, name) of units that `largest` has at least twice."""
-    return next(((size, name) for size, name in units if largest >= 2 * size), units[-1])
-
-
-TOKENS = [(2**40, "tokens, Ti"), (2**30, "tokens, Gi"), (2**20, "tokens, Mi"), (2**10, "tokens, Ki"),
-          (1, "tokens")]
-FLOPS = [(1e21, "model FLOPs, 10²¹"), (1e18, "model FLOPs, 10¹⁸"), (1e15, "model FLOPs, 10¹⁵"),
-         (1e12, "model FLOPs, 10¹²"), (1e9, "model FLOPs, 10⁹"), (1e6, "model FLOPs, 10⁶"),
-         (1, "model FLOPs")]
-HOURS = [(1, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")]
+def flops_per_token(run):
+    """Model FLOPs, of which those of pairs of tokens in different documents (document_reset) are none."""
+    number = lambda values, name: values.get(name) if isinstance(values.get(name), NUMBER) else 0
+    hidden = statistics.fmean(number(line, "attention_in_other_documents") for line in run.steps)
+    return run.start["flops_per_token"] - hidden * number(run.start, "attention_flops_per_token")
 
 
 def draw_loss(plots, groups):
@@ -425,17 +419,17 @@ def draw_loss(plots, groups):
     steps = {name: lines for name, lines in steps.items() if lines[0]}
     if not steps:
         return None
-    flops = {name: groups[name][0].start["flops_per_token"] for name in steps}
+    flops = {name: flops_per_token(groups[name][0]) for name in steps}
     end = lambda name, key: statistics.fmean(lines[-1][key] for lines in steps[name])
-    scales = [(TOKENS, lambda name, line: line["tokens"])]
+    scales = [(plots.TOKENS, lambda name, line: line["tokens"])]
     if differ(flops.values()):
-        scales += [(FLOPS, lambda name, line: flops[name] * line["tokens"])]
+        scales += [(plots.FLOPS, lambda name, line: flops[name] * line["tokens"])]
     if differ([end(name, "hours") / end(name, "tokens") for name in steps]):
-        scales += [(HOURS, lambda name, line: line["hours"])]
+        scales += [(plots.HOURS, lambda name, line: line["hours"])]
     figure, [axes] = plots.panels(len(scales), width=3.9 if len(scales) < 3 else 3.3)
     held_out = False
     for panel, (units, scale) in zip(axes, scales):
-        size, title = unit(max(scale(name, lines[-1]) for name in steps for lines in steps[name]), units)
+        size, title = plots.unit(max(scale(name, lines[-1]) for name in steps for lines in steps[name]), units)
         for k, (name, runs) in enumerate(groups.items()):
             if name not in steps:
                 continue
@@ -454,7 +448,7 @@ def draw_loss(plots, groups):
             held_out = held_out or bool(x)
             plots.dots(panel, x, means(losses), k, plots.band_of(losses))
         panel.set(xlabel=title, ylabel="loss, nats")
-        if units is TOKENS:
+        if units is plots.TOKENS:
             plots.binary_ticks(panel.xaxis)
         if any(len(runs) > 1 for runs in groups.values()):
             plots.caption(panel, "bands and bars: lowest to highest seed")

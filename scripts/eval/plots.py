@@ -43,6 +43,22 @@ def caption(axes, text):
 
 
 # ----------------------------------------------------------------------------
+# units of axes: (size, name)
+
+TOKENS = [(2**40, "tokens, Ti"), (2**30, "tokens, Gi"), (2**20, "tokens, Mi"), (2**10, "tokens, Ki"),
+          (1, "tokens")]
+FLOPS = [(1e21, "model FLOPs, 10²¹"), (1e18, "model FLOPs, 10¹⁸"), (1e15, "model FLOPs, 10¹⁵"),
+         (1e12, "model FLOPs, 10¹²"), (1e9, "model FLOPs, 10⁹"), (1e6, "model FLOPs, 10⁶"),
+         (1, "model FLOPs")]
+HOURS = [(1, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")]
+
+
+def unit(largest, units):
+    """The largest (size, name) of units that `largest` has at least twice."""
+    return next(((size, name) for size, name in units if largest >= 2 * size), units[-1])
+
+
+# ----------------------------------------------------------------------------
 # curves. `k` counts what a picture compares: each has a colour of its own in all panels
 
 

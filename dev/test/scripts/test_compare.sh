@@ -234,6 +234,9 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     equals "tokens, Ki;model FLOPs, 10⁹;hours;" "$(scales c)"
     bands 0 c_loss
     equals "" "$(grep 'bands' $scratch/c_*.svg)"
+    sed 's/"ms"/"attention_in_other_documents": 1, &/' $r/transformer1/log.jsonl >$scratch/costly.jsonl
+    check "attention within documents" compare $r/fox1 $scratch/costly.jsonl --out $scratch/c
+    equals "tokens, Ki;model FLOPs, 10⁹;" "$(scales c)"
     rm $scratch/a_*
     check "no shares" compare $r/transformer? --out $scratch/a
     equals "a_loss.svg a_position.svg" "$(cd $scratch && echo a_*)"
