@@ -415,7 +415,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
-    layer.heads = pass == &model->pass ? model->heads : NULL;              // inference is on one rank
+    layer.heads = pass == &model->pass ? model->heads : NULL;              // in inference by cache_new
     layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
     layer.scratch = model->scratch;
     layer.partial = model->partial;
@@ -855,6 +855,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
+    if (sizes->ranks > 1) layer.heads = model->heads;
     model_await_all_weights(model);
     return cache_allocate(&layer, mixers[model->config.mixer], sizes);
 }
@@ -1049,8 +1050,8 @@ static Model* trainer_open(Run* run) {
             train ? ", or give --recompute block; --dry-run shows what fits" : "");
     const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
-    model->heads =
-        sequence_open(run->world, &run->config, &model->table, &run->group, B * own_T, model->exchange);
+    model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,
+                                 run_infers(run) ? EXTEND_ROWS : B * own_T, model->exchange);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
@@ -1148,7 +1149,7 @@ static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
     .built_with = DEVICE_BUILT_WITH,
     .suggested_tokens = RUN_GPU_TOKENS,
-    .pass_tokens = 16384,
+    .pass_tokens = EXTEND_ROWS,
     .pass_steps = EXTEND_STEPS,
     .element_bytes = sizeof(float),
     .weight_bytes = sizeof(bf16),

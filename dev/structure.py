@@ -66,7 +66,7 @@ INCLUDES = {
     "layers": "cuda inference",
     "dist/cuda": "layers",
     "attention": "cuda",
-    "inference/cuda": "attention layers inference",
+    "inference/cuda": "attention dist/cuda inference",
     "baselines/shared": "inference/cpu inference/cuda",
     "baselines/deltanet": "baselines/shared",
     "baselines/hgrn2": "baselines/shared",

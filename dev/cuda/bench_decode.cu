@@ -40,7 +40,7 @@ struct DecodeBench {
         matmul_init(&matmul, true, stream);
         CacheModel of = attention_cache_model(&config);
         int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
-        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false};
+        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false, 1};
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
         activations_allocate(&cache.table, 1, device_bytes);

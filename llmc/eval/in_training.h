@@ -151,7 +151,7 @@ static inline bool eval_requests_answer(Requests* r, const Trainer* trainer, Mod
     memset(r->totals, 0, sizeof r->totals);
     r->parsed = 0;
     r->lines = r->answers = r->errors = 0;
-    if (!engine_open(&r->engine, trainer, model, &r->run->config, &sizes)) {
+    if (!engine_open(&r->engine, trainer, model, &r->run->config, &sizes, r->run->world)) {
         warn("step %lld: --eval-requests without answers: too little memory is left on the device for a "
              "sequence of %lld tokens",
              (long long)r->run->state.step, (long long)sizes.capacity);

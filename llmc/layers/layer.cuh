@@ -37,6 +37,7 @@ typedef struct {
     bf16* norms[2];                    // [heads, dh] of q and k
     float* dnorms[2];                  // their gradients
     float *bias, *dbias;               // [heads] of the gate
+    bf16* output_norm;                 // [heads, dh], in inference; NULL: there is none
     struct SequenceExchange* exchange; // llmc/dist/cuda/sequence.cuh
 } RankHeads;
 
@@ -49,7 +50,7 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    RankHeads* heads; // NULL: all heads and all tokens of a sequence are here; else T is those of the rank
+    RankHeads* heads; // NULL: all heads and all tokens are here; else T is the rank's, in inference all rows
     const int32_t*
         doc_start;  // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
     void* scratch;  // of one kernel at a time

@@ -14,6 +14,9 @@ heads what the other's tokens read. HeadColumns is the layout of such a row:
     row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
 
+In inference (--requests, --generate) all ranks are one group, which has all rows of a pass on each rank for what is
+computed token by token, and attention with its output gate of the rank's heads (llmc/dist/cuda/prompt.cuh).
+
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
 (llmc/dist/cuda/sequence.cuh).
 */
@@ -71,7 +74,7 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
 // ----------------------------------------------------------------------------
 // columns of the heads of a rank
 
-enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
+enum { HEAD_COLUMNS_PARTS = 7, HEAD_COLUMNS_ALIGN = 8 };
 
 // A part is a tensor's columns: `width` of a head, from `column` on in a row of all heads, and from `local` on
 // in a row of a rank's heads.
@@ -94,17 +97,27 @@ static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t widt
     h->stride = (h->columns + HEAD_COLUMNS_ALIGN - 1) / HEAD_COLUMNS_ALIGN * HEAD_COLUMNS_ALIGN;
 }
 
-// Of the fused projection: what attention reads. The output gate's columns stay with their tokens.
-static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
-    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
+// Of the fused projection: what attention reads; with `gates_output` the output gate's columns too.
+static inline HeadColumns head_columns_of(const ParamTable* table, const Config* c, int ranks,
+                                          bool gates_output) {
+    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_OGATE_PROJ},
                            narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
     HeadColumns h;
     memset(&h, 0, sizeof h);
     h.ranks = ranks;
     h.heads = (int)c->num_heads / ranks;
-    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
+    for (int i = 0; i < (gates_output ? 4 : 3); i++)
+        head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
     for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i]), 1);
     return h;
+}
+
+// In training the output gate's columns stay with their tokens; in inference they are of the heads, too.
+static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
+    return head_columns_of(table, c, ranks, false);
+}
+static inline HeadColumns head_columns_of_pass(const ParamTable* table, const Config* c, int ranks) {
+    return head_columns_of(table, c, ranks, true);
 }
 
 // Of o and its gradient, a row of which is NH heads of dh channels.

@@ -312,6 +312,9 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
+// Ranks that share the heads of its cache: a sample or an evaluation while training is on one.
+static inline int64_t run_cache_ranks(const Run* run) { return run_infers(run) ? run->group.size : 1; }
+
 // Does it read one sequence at a time, of up to the trained length?
 static inline bool run_reads_sequences(const Run* run) { return run_infers(run) || run->mode == RUN_MAPS; }
 
@@ -454,13 +457,27 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
 static inline void run_plan_group(Run* run) {
     Error err;
     const Options* o = &run->options;
-    const bool shares = run->mode == RUN_TRAIN || run->mode == RUN_BENCH || run->mode == RUN_EVAL;
-    if (o->sequence_ranks > 1 && !shares && run->mode != RUN_DRY)
-        die("--sequence-ranks %lld: only training, --bench and --eval share sequences: leave it out",
+    const bool alone = run->mode == RUN_MAPS || run->mode == RUN_DUMP;
+    if (o->sequence_ranks > 1 && alone)
+        die("--sequence-ranks %lld: --maps and --dump share no sequences: leave it out",
             (long long)o->sequence_ranks);
-    if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), o->seq_len, &err))
-        die("%s", err.msg);
+    const int64_t T = run_infers(run) ? 0 : o->seq_len; // whose tokens need not be divided
+    if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), T, &err)) die("%s", err.msg);
     run->group = sequence_group(run->world->rank, o->sequence_ranks);
+}
+
+// Dies where the mode does not run on several ranks, or not on so many.
+static inline void run_check_ranks(const Run* run) {
+    const int size = run->world->size;
+    if (run->mode == RUN_TRAIN || run->mode == RUN_BENCH || run->mode == RUN_EVAL) return;
+    if (!run_infers(run))
+        die("only training, --bench, --eval, --requests and --generate run on %d ranks: start one process "
+            "alone",
+            size);
+    if (run->group.size < size)
+        die("--%s on %d ranks: all of them share each sequence: give --sequence-ranks %d, or start one "
+            "process alone",
+            run->mode == RUN_GENERATE ? "generate" : "requests", size, size);
 }
 
 // Dies where a training without held-out data is told how to measure the loss on it.
@@ -513,8 +530,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
-    if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH && !eval)
-        die("only training, --bench and --eval run on %d ranks: start one process alone", world->size);
+    if (world->size > 1) run_check_ranks(run);
     if (run_reads_sequences(run) && !o->init)
         die("--%s: with which model? give --init DIR, a checkpoint", run->mode == RUN_GENERATE   ? "generate"
                                                                      : run->mode == RUN_REQUESTS ? "requests"

@@ -204,7 +204,7 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
     char name[64];
     sizes.pages =
         engine_heads(&run->config) * (several > pages_of(T + drawn) ? several : pages_of(T + drawn));
-    if (!engine_open(&engine, trainer, model, &run->config, &sizes)) {
+    if (!engine_open(&engine, trainer, model, &run->config, &sizes, run->world)) {
         printf("  too little memory is left for inference\n");
         return;
     }

@@ -70,17 +70,22 @@ static void test_columns(void) {
     for (int m = 0; m < 4; m++) {
         const Config c = preset(models[m]);
         ParamTable table = params_build(&c);
-        int64_t begins[6], widths[6], n = 0;
+        int64_t begins[7], widths[7], n = 0;
         for (int k = 0; k < 6; k++) {
             const Param* p = params_find(&table, kinds[k], 0);
             if (p) begins[n] = p->column, widths[n++] = p->shape[0] / c.num_heads;
         }
+        const Param* gate = params_find(&table, P_OGATE_PROJ, 0); // behind them, for what inference reads
+        const int gates_output = gate != NULL;
+        if (gate) begins[n] = gate->column, widths[n] = gate->shape[0] / c.num_heads;
         for (int ranks = 2; ranks <= 12; ranks++) {
             if (c.num_heads % ranks != 0) continue;
             const HeadColumns proj = head_columns_of_proj(&table, &c, ranks),
+                              pass = head_columns_of_pass(&table, &c, ranks),
                               o = head_columns_of_o(&c, ranks);
             const int64_t begin = 0, width = config_head_size(&c);
             check_columns(&proj, table.proj.rows, begins, widths, (int)n);
+            check_columns(&pass, table.proj.rows, begins, widths, (int)(n + gates_output));
             check_columns(&o, c.hidden_size, &begin, &width, 1);
             CHECK(o.stride == c.hidden_size / ranks, "o has no padding");
             CHECK(sequence_message_bytes(&proj, 1000) >= 2000 * proj.stride, "a message holds its rows");

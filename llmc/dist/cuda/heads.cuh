@@ -18,7 +18,7 @@ Called by sequence.cuh.
 #include "../../cuda/range.cuh"
 #include "../../layers/layer.cuh"
 
-// The block of each rank; sequences are Tn stride elements apart, but in the rank's own block own_stride.
+// The block of each rank, NULL: left out; sequences are Tn stride elements apart, but in the rank's own block own_stride.
 typedef struct {
     bf16* rows[SEQUENCE_MAX_RANKS];
     int64_t own_stride;
@@ -36,7 +36,7 @@ template <bool SPLIT>
 __global__ static void __launch_bounds__(256)
     heads_kernel(const __grid_constant__ HeadBlocks blocks, bf16* x, const __grid_constant__ HeadRows a) {
     const int n = (int)(blockIdx.x * 256 + threadIdx.x), rank = (int)blockIdx.y;
-    if (n >= a.count) return;
+    if (n >= a.count || !blocks.rows[rank]) return;
     const int row = n / a.chunks, local = n % a.chunks * HEAD_COLUMNS_ALIGN, b = row / a.Tn, t = row % a.Tn;
     const int64_t batch_stride = rank == blocks.rank ? blocks.own_stride : (int64_t)a.Tn * a.columns.stride;
     bf16* at = blocks.rows[rank] + b * batch_stride + (int64_t)t * a.columns.stride + local;

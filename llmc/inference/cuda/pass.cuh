@@ -11,7 +11,8 @@ arrays are written on the device, and are not const.
 #include "../extension.h"
 #include "../../cuda/launch.cuh"
 
-enum { EXTEND_STEPS = 16 }; // most steps of an extension
+enum { EXTEND_ROWS = 16384 }; // most rows of a pass of the engine
+enum { EXTEND_STEPS = 16 };   // most steps of an extension
 
 // Rows begin, .., end - 1 of a pass, all of one sequence. position: tokens of the sequence before row
 // `begin`.

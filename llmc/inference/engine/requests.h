@@ -25,7 +25,6 @@ Called by train.h.
 */
 #pragma once
 
-#include <poll.h>
 #include "generate.h"
 
 static const int64_t REQUESTS_LEAST_CAPACITY = 65536; // tokens of a sequence, where there is memory
@@ -490,14 +489,13 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
 
 // Reads more of the file; `waits` for it where it is a pipe. False if nothing came.
 static inline bool requests_read(Requests* r, bool waits) {
-    struct pollfd ready = {r->file, POLLIN, 0};
-    if (r->ended || (!waits && poll(&ready, 1, 0) == 0)) return false;
+    if (r->ended) return false;
     byte_buffer_reserve(&r->input, REQUESTS_READ_BYTES + 1);
     memmove(r->input.data, r->input.data + r->parsed, r->input.count - r->parsed);
     r->input.count -= r->parsed, r->parsed = 0;
-    ssize_t got = read(r->file, r->input.data + r->input.count, REQUESTS_READ_BYTES);
-    if (got < 0 && errno == EINTR) return true;
-    if (got < 0) die("--requests %s: cannot read: %s", r->name, strerror(errno));
+    const int64_t got = lockstep_read(&r->engine.lockstep, r->file, r->name, waits,
+                                      r->input.data + r->input.count, REQUESTS_READ_BYTES);
+    if (got < 0) return false;
     r->ended = got == 0;
     r->input.count += (size_t)got;
     r->input.data[r->input.count] = '\0';
@@ -532,10 +530,11 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     CacheSizes sizes = engine_sizes(trainer, trainer->suggested_tokens / 64, T);
     sizes.drops = true;
     sizes.drops_unseen = r->run->options.forget_by_seen;
+    sizes.ranks = run_cache_ranks(r->run);
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;;) {
-        sizes.pages = sizes.slots * engine_heads(config) * cache_table_width(&sizes);
-        if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
+        sizes.pages = sizes.slots * engine_heads(config) / sizes.ranks * cache_table_width(&sizes);
+        if (engine_open(&r->engine, trainer, model, config, &sizes, r->run->world)) break;
         if (sizes.capacity > T)
             sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2;
         else if (sizes.slots > 1)
@@ -560,17 +559,20 @@ static inline bool requests_work(Requests* r) {
     return false;
 }
 
-// On stderr, so that standard output has only answers.
+// By rank 0, on stderr, so that standard output has only answers: pages are those of all ranks that share heads.
 static inline void requests_print_end(const Requests* r, int64_t page_bytes, double seconds) {
     const Engine* g = &r->engine;
     const double mib = (double)page_bytes / 1048576;
+    double pages[2] = {(double)g->pages.most_held, (double)g->pages.forgotten};
+    world_sum(r->run->world, pages, 2);
+    if (r->run->world->rank > 0) return;
     fprintf(stderr,
             "%lld answers, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
             "cache: at "
             "most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
             (long long)r->answers, (long long)r->errors, seconds, (long long)g->tokens_read,
-            (long long)g->passes, (double)g->tokens_read / seconds, mib * (double)g->pages.most_held,
-            mib * (double)g->pages.forgotten, (long long)g->put_back);
+            (long long)g->passes, (double)g->tokens_read / seconds, mib * pages[0], mib * pages[1],
+            (long long)g->put_back);
 }
 
 // Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be
@@ -580,15 +582,18 @@ static inline void answer_requests(const Run* run, const Trainer* trainer, Model
     const double start = seconds_now();
     r->run = run;
     r->name = run->options.requests;
-    r->file = strcmp(r->name, "-") == 0 ? STDIN_FILENO : open(r->name, O_RDONLY);
+    const bool file = strcmp(r->name, "-") != 0 && run->world->rank == 0;
+    r->file = file ? open(r->name, O_RDONLY) : STDIN_FILENO;
     if (r->file < 0) die("--requests %s: cannot open: %s", r->name, strerror(errno));
     r->tokenizer = sample_tokenizer(run, false);
     requests_open(r, trainer, model);
+    lockstep_print(&r->engine.lockstep, &r->engine.sizes, run->config.num_heads,
+                   trainer->page_bytes(&run->config));
     requests_work(r);
     requests_print_end(r, trainer->page_bytes(&run->config), seconds_now() - start);
     engine_close(&r->engine);
     tokenizer_free(&r->tokenizer);
     free(r->input.data);
-    if (r->file != STDIN_FILENO) close(r->file);
+    if (file) close(r->file);
     free(r);
 }
