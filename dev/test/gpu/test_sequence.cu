@@ -2,6 +2,7 @@
 Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
+    prompts     two and three processes that score and continue prompts (shared_prompts.cuh)
     blocks      heads_split and heads_join against llmc/model/sequence.h on the host
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
@@ -376,6 +377,9 @@ static void process_body(World* world) {
 }
 
 // ----------------------------------------------------------------------------
+// prompts of ranks
+
+#include "shared_prompts.cuh"
 
 int main(int argc, char** argv) {
     static const struct {
@@ -387,8 +391,11 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     alarm(SECONDS_MOST); // a rank that waits for ever
     // before this process opens the GPU: a child could not use it
-    if (argc == 1 || strcmp(argv[1], "processes") == 0) ranks_run(2, process_body);
-    if (argc == 2 && strcmp(argv[1], "processes") == 0) return test_report();
+    const bool processes = argc == 1 || strcmp(argv[1], "processes") == 0,
+               of_prompts = argc == 1 || strcmp(argv[1], "prompts") == 0;
+    if (processes) ranks_run(2, process_body);
+    for (int ranks = 2; ranks <= 3 && of_prompts; ranks++) ranks_run(ranks, prompts_body);
+    if (argc == 2 && (processes || of_prompts)) return test_report();
     Device device = device_open(0);
     printf("on %s\n", device.name);
     for (int i = 0; i < num_parts; i++) {
