@@ -21,6 +21,7 @@ struct Cache {
     int64_t* lengths; // [slots]
 };
 
+static bool no_memory;             // on any rank
 static uint64_t trace;             // of all passes of this process
 static int64_t passes, most_pages; // of them; of a cache, as it was opened
 static char requests_path[PATH_LENGTH];
@@ -38,7 +39,8 @@ static int64_t heads_of(const CacheSizes* s) {
 static Cache* remembering_new(Model* model, const CacheSizes* sizes) {
     const int64_t capacity = model->rank == 0 ? CAPACITY : 4 * CAPACITY,
                   least = heads_of(sizes) * cache_table_width(sizes);
-    if (sizes->capacity > capacity || (model->rank == model->ranks - 1 && sizes->pages > least)) return NULL;
+    if (no_memory || sizes->capacity > capacity || (model->rank == model->ranks - 1 && sizes->pages > least))
+        return NULL;
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     cache->model = model;
     cache->sizes = *sizes;
@@ -124,7 +126,7 @@ static void remembering_forgotten(Cache* cache, int32_t* first) {
         }
 }
 
-static int64_t remembering_page_bytes(const Config* c) { return (void)c, 1024; }
+static int64_t remembering_page_bytes(const Config* c) { return (void)c, 1 << 24; }
 
 static const Trainer remembering = {.suggested_tokens = 64 * SLOTS,
                                     .pass_tokens = 48,
@@ -302,10 +304,20 @@ static void rank_body(World* world) {
     check_lines(world);
 }
 
+static void check_no_memory(void) {
+    World alone = {.size = 1};
+    no_memory = true;
+    CHECK_DIES(
+        "a sequence of 512 tokens, a cache of 1.50 GiB; lower --seq-len, or let more GPUs share its heads",
+        run_requests(&alone, requests_path));
+    no_memory = false;
+}
+
 int main(void) {
     strcpy(scratch_folder, test_scratch("lockstep"));
     strcpy(requests_path, in_folder("requests"));
     write_requests();
     for (int size = 1; size <= 3; size++) ranks_run(size, rank_body);
+    check_no_memory();
     return test_report();
 }

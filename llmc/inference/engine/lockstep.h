@@ -30,6 +30,11 @@ static inline Lockstep lockstep_new(World* world) {
     return world && world->size > 1 ? l : alone;
 }
 
+// GiB of the pages of a cache on this rank.
+static inline double lockstep_cache_gib(const CacheSizes* sizes, int64_t page_bytes) {
+    return (double)sizes->pages * (double)page_bytes / (1 << 30);
+}
+
 // Prints, by rank 0 on stderr, what ranks share.
 static inline void lockstep_print(const Lockstep* l, const CacheSizes* sizes, int64_t num_heads,
                                   int64_t page_bytes) {
@@ -38,7 +43,7 @@ static inline void lockstep_print(const Lockstep* l, const CacheSizes* sizes, in
             "%d ranks share each sequence, of up to %lld tokens: %lld of %lld heads and a cache of %.2f GiB "
             "on each\n",
             l->world->size, (long long)sizes->capacity, (long long)(num_heads / l->world->size),
-            (long long)num_heads, (double)sizes->pages * (double)page_bytes / (1 << 30));
+            (long long)num_heads, lockstep_cache_gib(sizes, page_bytes));
 }
 
 // Is it so on all ranks?

@@ -540,8 +540,10 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
         else if (sizes.slots > 1)
             sizes.slots /= 2;
         else
-            die("too little memory is left on the device for a sequence of %lld tokens; lower --seq-len",
-                (long long)T);
+            die("too little memory is left on the device for a sequence of %lld tokens, a cache of %.2f GiB; "
+                "lower --seq-len%s",
+                (long long)T, lockstep_cache_gib(&sizes, trainer->page_bytes(config)),
+                trainer->threads ? "" : ", or let more GPUs share its heads (--sequence-ranks)");
     }
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
 }
@@ -568,8 +570,7 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
     if (r->run->world->rank > 0) return;
     fprintf(stderr,
             "%lld answers, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
-            "cache: at "
-            "most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
+            "cache: at most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
             (long long)r->answers, (long long)r->errors, seconds, (long long)g->tokens_read,
             (long long)g->passes, (double)g->tokens_read / seconds, mib * pages[0], mib * pages[1],
             (long long)g->put_back);
