@@ -236,14 +236,34 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
 // ----------------------------------------------------------------------------
 // parts
 
-static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, bool proj) {
+enum BlocksOf { OF_O, OF_PROJ, OF_PASS };
+
+// A block of a rank's heads alone (prompt.cuh) is that of all ranks' blocks; nothing else is written.
+static int64_t wrong_own_block(const bf16* dx, const std::vector<uint16_t>& blocks, const HeadRows* shape,
+                               int rank) {
+    const size_t n = (size_t)(shape->Tn * shape->columns.stride), from = (size_t)rank * n;
+    std::vector<uint16_t> own(2 * n);
+    bf16* block = (bf16*)device_bytes(2 * own.size());
+    CUDA_CHECK(cudaMemset(block, 0xFF, 2 * own.size()));
+    HeadBlocks to = {.own_stride = 0, .rank = rank};
+    to.rows[rank] = block;
+    heads_split(&to, dx, shape, 0);
+    device_download(own.data(), block, (int64_t)(2 * own.size()));
+    device_free(block);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < own.size(); i++) wrong += own[i] != (i < n ? blocks[from + i] : 0xFFFF);
+    return wrong;
+}
+
+static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, BlocksOf of) {
     Error err;
     Config c;
     Recipe recipe;
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     ParamTable table = params_build(&c);
-    const HeadColumns columns = proj ? head_columns_of_proj(&table, &c, ranks) : head_columns_of_o(&c, ranks);
-    const int64_t stride = proj ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
+    const HeadColumns columns =
+        of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of(&table, &c, ranks, of == OF_PASS);
+    const int64_t stride = of != OF_O ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
     const HeadRows shape = head_rows(&columns, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
@@ -263,6 +283,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, b
             const int whole = head_columns_whole(&columns, (int)(i / block), (int)(i % columns.stride));
             wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(row * stride + whole)]);
         }
+        if (B == 1) wrong += wrong_own_block(dx, blocks, &shape, rank);
         CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
         heads_join(dx, &to, &shape, 0);
         device_download(back.data(), dx, (int64_t)x.size() * 2);
@@ -283,9 +304,10 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, b
 static void test_blocks(void) {
     for (int ranks : {2, 3, 4, 6, 12})
         for (const char* preset : {"fox-pro-125m", "transformer-llama-125m", "fox-llama-125m"}) {
-            check_blocks(preset, ranks, 1, 37, true);
-            check_blocks(preset, ranks, 3, 5, true);
-            check_blocks(preset, ranks, 2, 17, false);
+            check_blocks(preset, ranks, 1, 37, OF_PROJ);
+            check_blocks(preset, ranks, 1, 37, OF_PASS);
+            check_blocks(preset, ranks, 3, 5, OF_PROJ);
+            check_blocks(preset, ranks, 2, 17, OF_O);
         }
 }
 
@@ -323,7 +345,8 @@ static void test_variants(void) {
 
 static void test_quick(void) {
     poison = false;
-    check_blocks("fox-pro-125m", 2, 2, 5, true);
+    check_blocks("fox-pro-125m", 2, 2, 5, OF_PROJ);
+    check_blocks("fox-pro-125m", 2, 1, 5, OF_PASS);
     check_shared("fox-pro hidden_size=128 intermediate_size=72", 2, 66, 2);
     check_shared("transformer-llama hidden_size=128 intermediate_size=72", 1, 130, 2);
 }
