@@ -50,7 +50,7 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    RankHeads* heads; // NULL: all heads and all tokens are here; else T is the rank's, in inference all rows
+    RankHeads* heads; // NULL: all heads and all tokens are here; else T is that of the rank's tokens, or rows
     const int32_t*
         doc_start;  // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
     void* scratch;  // of one kernel at a time

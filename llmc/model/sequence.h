@@ -14,8 +14,8 @@ heads what the other's tokens read. HeadColumns is the layout of such a row:
     row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
 
-In inference (--requests, --generate) all ranks are one group, which has all rows of a pass on each rank for what is
-computed token by token, and attention with its output gate of the rank's heads (llmc/dist/cuda/prompt.cuh).
+In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
+and of passes of few rows each rank computes all (llmc/dist/cuda/prompt.cuh).
 
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
 (llmc/dist/cuda/sequence.cuh).

@@ -3,8 +3,8 @@ The part of test_sequence.cu that scores and continues prompts with ranks that s
 processes of their own that share one GPU: log-probabilities are those of one rank but for rounding, greedy tokens are
 its likeliest, and all ranks have the same results.
 
-Prompts are read in chunks, by attention_forward and by tiles; tokens are decoded; sequences share beginnings, wait for
-pages and are put back; heads forget, each at its own pace.
+Prompts are read in chunks, by attention_forward and by tiles, whose rows ranks divide or not; tokens are decoded;
+sequences share beginnings, wait for pages and are put back; heads forget, each at its own pace.
 */
 #pragma once
 

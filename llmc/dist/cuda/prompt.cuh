@@ -1,21 +1,27 @@
 /*
-Inference over GPUs that share the heads of each sequence (--requests and --generate with --sequence-ranks): every
-rank computes all rows of a pass, but attention of its own heads alone, whose keys and values its cache has.
+Inference over GPUs that share the heads of each sequence (--requests and --generate with --sequence-ranks): a rank has
+keys, values and attention of its own heads alone. All else is computed row by row:
+
+    few rows     every rank computes all rows of the pass
+    many rows    rank n computes rows n Rn .. (n + 1) Rn - 1, where Rn = ceil(R / N): those behind the pass's R rows hold
+                 no numbers, and nothing reads them (pass_rows)
 
     in_proj ----> proj  --rows_to_heads->  head_proj   shift, QK norm, RoPE, gates, attention, output norm and gate
     o_proj  <---- y     <--heads_to_rows-- head_y
+    x of all rows     <------all_rows----- x of the rank's    for the rows with outputs
 
-    proj         bf16 [rows, row stride] of all heads, the same on all ranks but for rounding
-    head_proj    bf16 [rows, stride] of the rank's heads, its columns of proj (head_columns_of_pass)
-    head_y       bf16 [rows, NH/N, dh]
-    y            bf16 [rows, NH dh], the same bits on all ranks
+    proj         bf16 [R or Rn, row stride] of all heads
+    head_proj    bf16 [R or N Rn, stride] of the rank's heads, its columns of proj (head_columns_of_pass)
+    head_blocks  as head_proj: scratch of what is sent
+    head_y       bf16 [R or N Rn, NH/N, dh]
+    y            bf16 [R or Rn, NH dh]
 
-Only y travels: each rank copies its head_y to all others through the group's peers (peers.cuh), on the main stream.
-What all ranks must do alike follows from rank 0's results (llmc/inference/engine/lockstep.h), so it does not matter
-that another rank may have chosen another GEMM kernel, which rounds differently. Messages are numbered: such passes
-are not captured as graphs.
+Rows travel through the group's peers (peers.cuh), on the main stream. What all ranks must do alike follows from rank 0's
+results (llmc/inference/engine/lockstep.h), so it does not matter that another rank may have chosen another GEMM kernel,
+which rounds differently. Messages are numbered: such passes are not captured as graphs.
 
-Called by llmc/inference/cuda. Each function of a pass returns at once where layer->heads is NULL.
+Called by llmc/inference/cuda, with layer->T the rows that the rank computes and rows the pass's. Each function of a pass
+returns at once where layer->heads is NULL.
 */
 #pragma once
 
@@ -63,30 +69,76 @@ static inline void layer_heads_free(RankHeads* all) {
     free(all);
 }
 
-// head_proj gets the columns of the rank's heads; its padding becomes 0.
-static inline void rows_to_heads(const Layer* layer, bf16* head_proj, const bf16* proj, int64_t row_stride) {
-    if (!layer->heads) return;
-    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
-    const HeadRows rows = head_rows(&layer->heads->proj, row_stride, 1, layer->T);
-    HeadBlocks to = {.own_stride = 0, .rank = layer->heads->group.rank};
-    to.rows[to.rank] = head_proj;
-    heads_split(&to, proj, &rows, layer->stream);
+// ----------------------------------------------------------------------------
+// a pass
+
+enum { PASS_LEAST_ROWS = 128 }; // of a rank, where ranks divide the rows of a pass
+
+// Rows of a pass of `rows` that a rank computes; the first one.
+static inline int64_t pass_rows(const RankHeads* heads, int64_t rows) {
+    const bool divided = heads && rows >= PASS_LEAST_ROWS * heads->group.size;
+    return divided ? ceil_div<int64_t>(rows, heads->group.size) : rows;
+}
+static inline int64_t pass_first_row(const RankHeads* heads, int64_t rows) {
+    return pass_rows(heads, rows) < rows ? heads->group.rank * pass_rows(heads, rows) : 0;
 }
 
-// y gets the rows of all ranks' heads.
-static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y) {
+// The exchanges of training, on the main stream.
+static inline Layer layer_in_order(const Layer* layer) {
+    Layer of = *layer;
+    of.sequential = true;
+    return of;
+}
+
+// head_proj gets the columns of the rank's heads, of all rows; its padding becomes 0.
+static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head_blocks, const bf16* proj,
+                                 int64_t row_stride, int64_t rows) {
     if (!layer->heads) return;
+    if (layer->T < rows) {
+        const Layer of = layer_in_order(layer);
+        tokens_to_heads(&of, &layer->heads->proj, head_proj, head_blocks, proj, row_stride, RANGE_FORWARD);
+        return;
+    }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+    const HeadRows shape = head_rows(&layer->heads->proj, row_stride, 1, rows);
+    HeadBlocks to = {.own_stride = 0, .rank = layer->heads->group.rank};
+    to.rows[to.rank] = head_proj;
+    heads_split(&to, proj, &shape, layer->stream);
+}
+
+// y gets the rank's rows, of all heads.
+static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y, int64_t rows) {
+    if (!layer->heads) return;
     const SequenceGroup* g = &layer->heads->group;
-    Peers* peers = &layer->heads->exchange->peers;
     const HeadColumns* columns = &layer->heads->o;
-    const HeadRows rows = head_rows(columns, (int64_t)columns->stride * g->size, 1, layer->T);
-    const int64_t bytes = layer->T * head_columns_bytes(columns);
+    const int64_t y_stride = (int64_t)columns->stride * g->size, bytes = rows * head_columns_bytes(columns);
+    if (layer->T < rows) {
+        const Layer of = layer_in_order(layer);
+        heads_to_tokens(&of, columns, y, y_stride, head_y, RANGE_FORWARD);
+        return;
+    }
+    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+    Peers* peers = &layer->heads->exchange->peers;
+    const HeadRows shape = head_rows(columns, y_stride, 1, rows);
     const PeersMessage message = {head_y, 0, 1, bytes, bytes};
     peers_send(peers, &message, layer->stream);
     HeadBlocks from = {.own_stride = 0, .rank = g->rank};
     for (int r = 0; r < g->size; r++)
         from.rows[r] = r == g->rank ? (bf16*)(uintptr_t)head_y : (bf16*)peers_inbox(peers, g->rank, r);
-    heads_join(y, &from, &rows, layer->stream);
+    heads_join(y, &from, &shape, layer->stream);
+    peers_read(peers, layer->stream);
+}
+
+// all [N Rn, d] gets the rows of all ranks, x [Rn, d] being the rank's. layer->T is Rn.
+static inline void all_rows(const Layer* layer, bf16* all, const bf16* x) {
+    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
+    const SequenceGroup* g = &layer->heads->group;
+    Peers* peers = &layer->heads->exchange->peers;
+    const int64_t row = layer->T * layer->config->hidden_size, bytes = row * (int64_t)sizeof(bf16);
+    const PeersMessage message = {x, 0, 1, bytes, bytes};
+    peers_send(peers, &message, layer->stream);
+    for (int r = 0; r < g->size; r++)
+        copy_rows(all + r * row, bytes, r == g->rank ? (const void*)x : peers_inbox(peers, g->rank, r), bytes,
+                  bytes, 1, layer->stream);
     peers_read(peers, layer->stream);
 }

@@ -139,22 +139,30 @@ static inline void extend_outputs(Cache* cache, int64_t first, int64_t count) {
         row_draws(&cache->device.scores.outputs, a->logits, first, &shape, layer.stream);
 }
 
-// Queues the layers of a filled pass; acts.x_last gets the rows with outputs.
+// Queues the layers of a filled pass; acts.x_last gets the rows with outputs. The rank computes `own` rows, from
+// `first` on, of which all but the last ranks' are rows of the pass (prompt.cuh).
 static inline void extend_rows(Cache* cache, int64_t outputs) {
     const ExtendActs* a = &cache->acts;
-    int64_t rows = cache->device.pass.num_rows;
-    Layer layer = cache_layer(cache, 0, rows);
+    const int64_t rows = cache->device.pass.num_rows, own = pass_rows(cache->heads, rows),
+                  first = pass_first_row(cache->heads, rows),
+                  embedded = std::clamp<int64_t>(rows - first, 0, own);
+    Layer layer = cache_layer(cache, 0, own);
     const int64_t L = layer.config->num_hidden_layers, d = layer.config->hidden_size;
     bf16 *x = a->x, *other = a->x_mid;
     if (!cache->mixer->states) attention_begin_extend(&layer, cache);
-    embedding_forward(x, cache->device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), rows, d,
-                      layer.stream);
+    if (embedded > 0)
+        embedding_forward(x, cache->device.pass.tokens + first,
+                          layer_param(&layer, layer.weights, P_EMBEDDINGS), embedded, d, layer.stream);
     for (int64_t l = 0; l < L; l++) {
-        layer = cache_layer(cache, l, rows);
+        layer = cache_layer(cache, l, own);
         cache->mixer->extend(&layer, cache, other, x);
         std::swap(x, other);
         if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
         mlp_extend(&layer, cache, other, x);
+        std::swap(x, other);
+    }
+    if (own < rows && outputs > 0) {
+        all_rows(&layer, other, x);
         std::swap(x, other);
     }
     embedding_forward(a->x_last, cache->device.output_rows, x, outputs, d, layer.stream);

@@ -26,14 +26,15 @@ sequences attention is that of the rank's (llmc/dist/cuda/prompt.cuh).
 // clang-format off
 // type, name, kept, elements
 #define EXTEND_ACTS(X) \
-    X(bf16, x, SHARED, R * d)                  /* [R,d] residual stream */ \
-    X(bf16, x_mid, SHARED, R * d)              /* [R,d] the same between mixer and MLP */ \
+    X(bf16, x, SHARED, (R + spare) * d)        /* [R,d] residual stream */ \
+    X(bf16, x_mid, SHARED, (R + spare) * d)    /* [R,d] the same between mixer and MLP */ \
     X(bf16, x_last, SHARED, outputs * d)       /* [outputs,d] the rows with outputs */ \
     X(bf16, computed, SHARED, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
     X(float, rstd, SHARED, std::max(R, logit_rows)) /* [R] not read */ \
     X(bf16, proj, SHARED, R * S)               /* [R,S] */ \
-    X(bf16, head_proj, SHARED, R * HS)         /* where ranks share heads, as in prompt.cuh */ \
-    X(bf16, head_y, SHARED, (HS > 0) * R * d / ranks) \
+    X(bf16, head_proj, SHARED, (R + spare) * HS) /* where ranks share heads, as in prompt.cuh */ \
+    X(bf16, head_blocks, SHARED, (R + spare) * HS) \
+    X(bf16, head_y, SHARED, (HS > 0) * (R + spare) * d / ranks) \
     X(bf16, y, SHARED, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
     X(bf16, gate_up, SHARED, R * 2 * I)        /* [R,2I] */ \
     X(float, logits, SHARED, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
@@ -74,6 +75,7 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
     int64_t ranks = std::max<int64_t>(s->ranks, 1),
             HS = ranks > 1 ? head_columns_of_pass(table, c, (int)ranks).stride : 0;
+    int64_t spare = ranks > 1 ? ranks : 0; // rows, where each rank computes as many
     Activations of = {}, *rows = &of;
     const Recompute recompute = FORWARD_ONLY;
     EXTEND_ACTS(KEPT_ROW)
@@ -154,13 +156,13 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     append.weight_stride = (int)shape.weight_stride;
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
-    rows_to_heads(layer, a->head_proj, a->proj, in_proj.out_stride);
+    rows_to_heads(layer, a->head_proj, a->head_blocks, a->proj, in_proj.out_stride, c->pass.num_rows);
     kv_append(&c->pages, &append, &c->pass, stream);
     decode_attention(&output, &append, &pass, stream);
     device_cache_prefill(c, &pass, append.paths[0].weight, append.paths[1].weight, append.weight_stride,
                          stream);
     extend_attention(&output, c->q, c->cum_logf, &pass, stream);
-    heads_to_rows(layer, a->y, a->head_y);
+    heads_to_rows(layer, a->y, a->head_y, c->pass.num_rows);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }
 
