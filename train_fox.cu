@@ -1051,7 +1051,7 @@ static Model* trainer_open(Run* run) {
     const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,
-                                 run_infers(run) ? EXTEND_ROWS : B * own_T, model->exchange);
+                                 run_infers(run) ? (int64_t)EXTEND_ROWS : B * own_T, model->exchange);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
