@@ -193,8 +193,6 @@ shared_requests() {
         cp "$scratch/stdout" "$scratch/sampled.$ranks"
     done
     equals "$(wc -c <"$scratch/sampled.1")" "$(wc -c <"$scratch/sampled.2")"
-    dies "--maps and --dump share no sequences" on 2 $trainer --init "$scratch/fox-pro.1/step_00000020" --maps x \
-        --sequence-ranks 2
 }
 
 # A rank ends while rank 0 waits for requests
