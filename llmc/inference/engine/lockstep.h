@@ -46,10 +46,12 @@ static inline void lockstep_print(const Lockstep* l, const CacheSizes* sizes, in
             (long long)num_heads, lockstep_cache_gib(sizes, page_bytes));
 }
 
-// Is it so on all ranks?
+// Is it so on all ranks? The first pass, which loads kernels, may take longer than others.
 static inline bool lockstep_all(const Lockstep* l, bool mine) {
+    const double first_pass = 600;
     double refusals = mine ? 0 : 1;
     if (l->world) world_sum(l->world, &refusals, 1);
+    if (l->world) watch_allow(l->world, first_pass);
     return refusals == 0;
 }
 
@@ -69,7 +71,9 @@ static inline int64_t lockstep_free(Lockstep* l, int64_t num_free) {
 
 // The results of a pass become rank 0's.
 static inline void lockstep_scores(const Lockstep* l, void* scores, size_t bytes) {
-    if (l->world) world_broadcast(l->world, scores, bytes);
+    if (!l->world) return;
+    watch_progress(l->world);
+    world_broadcast(l->world, scores, bytes);
 }
 
 // Waits until a file has something to read, or has ended.
