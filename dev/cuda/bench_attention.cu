@@ -171,7 +171,7 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     bf16* weight = device_array<bf16>(NH * dh);
     CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
     Pruning pruning = {};
-    pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH)};
+    pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH + 1)};
     pruning.score_limits = device_array<double>(B * NH), pruning.count = device_array<PruningCount>(1);
     pruning.cum_logf = x.cum_logf, pruning.q = x.q, pruning.k = x.k, pruning.lse = x.lse;
     pruning.q_weight = pruning.k_weight = weight, pruning.log_tolerance = -10;

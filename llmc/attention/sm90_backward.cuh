@@ -88,7 +88,7 @@ struct Sm90BackwardBlock {
     // The n-th block to compute
     template <class F> __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p) {
         constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
-        AttentionTile at = p.shape.tile(n);
+        AttentionTile at = p.shape.tile(n, p.shape.heads);
         // The first keys have most queries. With the semaphore, each block waits for the one after it, which
         // must therefore come before it.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;

@@ -88,7 +88,7 @@ struct Sm90ForwardTile {
     int head, b, h, i0, last, diagonal, first;
 
     template <class F> __device__ static Sm90ForwardTile of(unsigned index, const Sm90ForwardParameters& p) {
-        AttentionTile at = p.shape.tile(index);
+        AttentionTile at = p.shape.tile(index, p.shape.heads);
         Sm90ForwardTile tile;
         tile.head = at.head;
         tile.b = at.head / p.shape.NH;
