@@ -121,8 +121,11 @@ struct AttentionShape {
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
     int window;             // keys that a query sees, its own the last; read where attention_windowed
+    const int* tiled_heads; // of head_order, how many heads have tiles; NULL: all. The others are band heads,
+                            // which sm90_band.cuh computes
 
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
+    __device__ int heads_with_tiles() const { return tiled_heads ? *tiled_heads : heads; }
     // The n-th tile to compute of the first `heads` heads. Within a group of heads the longest tiles come
     // first, so that the GPU does not end up waiting for a few of them. A group is small enough for the
     // tensors that its tiles share to stay in L2.
