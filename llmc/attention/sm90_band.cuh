@@ -1,11 +1,12 @@
 /*
-Backward of forgetting attention of band heads (pruning.cuh) on Hopper, dh 64: block m of 64 queries attends to
-its own 64 keys and to those of block m - 1, and to no others.
+Forgetting attention of band heads (pruning.cuh) on Hopper, dh 64: block m of 64 queries attends to its own 64
+keys and to those of block m - 1, and to no others.
 
-The kernel of sm90_backward.cuh takes tiles of 128: half of what it would compute for such heads has no weight,
-and dq passes through memory in float. Here a thread block is one warpgroup, which walks along a strip of blocks
-of one head. Thread blocks on a multiprocessor hide each other's latencies.
+The kernels of sm90_forward.cuh and sm90_backward.cuh take tiles of 128: half of what they compute for such
+heads has no weight, and dq passes through memory in float. Here a thread block is one warpgroup, which walks
+along a strip of blocks of one head. Thread blocks on a multiprocessor hide each other's latencies.
 
+    forward     O_m = softmax(Q_m [K_m-1, K_m]^T) [V_m-1, V_m]; all of a row's scores are in registers
     backward    with the keys and values of block m - 1, then of block m:
                 S^T = K Q_m^T, dP^T = V dO_m^T, dV += P^T dO_m, dK += dS^T Q_m, dQ_m += dS K
 
@@ -17,10 +18,11 @@ for the next one, which is in flight. Thread 0 issues all TMA copies. Tiles of b
 longer needed hold results until they are stored. A strip reads the keys before its first block, and
 backward the queries behind its last one, a second time.
 
-What the tiled kernel needs for the other heads is done in passing: their dq_sum and row_sum are cleared.
+What the other kernels need for the other heads is done in passing: the backward kernel clears their dq_sum
+and row_sum, the forward kernel the tile counter.
 
 Layouts are those of attention.cuh. The gate is described in shape.cuh; the anchor is a block's last token.
-Called by sm90_backward_launch.cuh.
+Called by the launches of sm90_forward.cuh and sm90_backward_launch.cuh.
 */
 #pragma once
 
@@ -55,9 +57,11 @@ template <bool BACKWARD> struct Sm90Band {
 
 struct Sm90BandParameters {
     CUtensorMap in[4];  // k, v, q and, backward, dout; all boxes are of one block
-    CUtensorMap out[3]; // dk, dv, dq
+    CUtensorMap out[3]; // forward o; backward dk, dv, dq
     const double* cum_logf;
-    const float *lse, *delta; // like the following: as in Sm90BackwardParameters
+    float* lse_out; // forward, like the following
+    unsigned* tile_counter;
+    const float *lse, *delta; // backward, like the following: as in Sm90BackwardParameters
     float *dcum_logf, *dq_sum, *row_sum;
     AttentionShape shape;
 };
@@ -189,6 +193,88 @@ template <bool BACKWARD> struct Sm90BandWalk {
     __device__ static void pack(uint32_t (&to)[ROWS / 16][4], const float (&x)[ROWS / 2]) {
 #pragma unroll
         for (int r = 0; r < ROWS / 4; r++) to[r / 4][r % 4] = pack_bf16x2(x[2 * r], x[2 * r + 1]);
+    }
+};
+
+// ----------------------------------------------------------------------------
+// forward: rows are queries, columns of scores keys
+
+struct Sm90BandForward : Sm90BandWalk<false> {
+    using Sm90BandWalk<false>::Sm90BandWalk;
+    float before[ROWS / 2], own[ROWS / 2], acc[DH / 2]; // scores with the keys of block m - 1 and of m; o
+
+    // Makes the scores exponents to base 2, relative to cum_logf_i, with later keys masked.
+    __device__ void finish_scores(int m) {
+        const AttentionGate<ROWS>&gate = shared.gate[m % 2],
+              &gate_before = shared.gate[m > 0 ? (m - 1) % 2 : 0];
+        const float row[2] = {shared.row[0][lane_row], shared.row[0][lane_row + 8]};
+#pragma unroll
+        for (int e = 0; e < ROWS / 2; e++) {
+            int i = lane_row + 8 * half(e), j = first_column() + column(e);
+            before[e] = before[e] * AttentionScale<DH>::SCALE + (row[half(e)] - gate_before.high[j]);
+            own[e] = j <= i ? own[e] * AttentionScale<DH>::SCALE + gate.difference(i, j) : -INFINITY;
+        }
+    }
+
+    __device__ void run_block(int m) {
+        typename F::Stage &now = stage(m), &past = m > 0 ? stage(m - 1) : now; // of block 0, all is masked
+        uint64_t q = sm90_make_smem_desc<ROWS>(now.tile[F::Q]);
+        sm90_wgmma_fence();
+        sm90_matmul_abt<DH, ROWS, ROWS>(before, q, sm90_make_smem_desc<ROWS>(past.tile[F::K]));
+        sm90_matmul_abt<DH, ROWS, ROWS>(own, q, sm90_make_smem_desc<ROWS>(now.tile[F::K]));
+        sm90_commit_group();
+        if (threadIdx.x == 0) load_ahead(m);
+        __syncwarp();
+        sm90_wait_group<0>();
+        sm90_fence_operand(before), sm90_fence_operand(own);
+        finish_scores(m);
+
+        float row_max[2] = {own[0], own[2]}, row_sum[2] = {}, factor[2];
+        uint32_t probabilities[2][ROWS / 16][4];
+#pragma unroll
+        for (int e = 0; e < ROWS / 2; e++)
+            row_max[half(e)] = fmaxf(row_max[half(e)], fmaxf(before[e], own[e]));
+        for (int r = 0; r < 2; r++) row_max[r] = quad_max(row_max[r]);
+#pragma unroll
+        for (int e = 0; e < ROWS / 2; e++) {
+            before[e] = exp2_approx(before[e] - row_max[half(e)]);
+            own[e] = exp2_approx(own[e] - row_max[half(e)]);
+            row_sum[half(e)] += before[e] + own[e];
+        }
+        pack(probabilities[0], before), pack(probabilities[1], own);
+        sm90_wgmma_fence();
+        sm90_matmul_ab(acc, probabilities[0], sm90_make_smem_desc<ROWS>(past.tile[F::V]), false);
+        sm90_matmul_ab(acc, probabilities[1], sm90_make_smem_desc<ROWS>(now.tile[F::V]), true);
+        sm90_commit_group();
+        for (int r = 0; r < 2; r++) {
+            int i = m * ROWS + lane_row + 8 * r;
+            row_sum[r] = quad_sum(row_sum[r]);
+            factor[r] = __fdividef(1, row_sum[r]);
+            if (lane % 4 == 0 && i < p.shape.T)
+                p.lse_out[(int64_t)strip.head * p.shape.T + i] =
+                    (row_max[r] + log2f(row_sum[r])) * 0.6931471805599453f;
+        }
+        sm90_wait_group<0>();
+        sm90_fence_operand(acc), sm90_fence_operand(probabilities[0]), sm90_fence_operand(probabilities[1]);
+        __syncthreads(); // all warps have read q, and the gates that the next block overwrites
+        store_rows(now.tile[F::Q], acc, factor);
+        sm90_fence_async_proxy();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            sm90_store_tile<DH, ROWS>(&p.out[0], strip.h, m * ROWS, strip.b, now.tile[F::Q]);
+            sm90_commit_stores();
+        }
+    }
+    __device__ void run() {
+        start();
+        for (int m = strip.first; m < strip.end; m++) {
+            set_tokens(m);
+            wait(m);
+            __syncthreads();
+            fetch(m + 1);
+            run_block(m);
+        }
+        if (threadIdx.x == 0) sm90_wait_stores_read<0>(); // the thread block must not end before
     }
 };
 
@@ -362,6 +448,7 @@ __global__ void __launch_bounds__(Sm90Band<BACKWARD>::THREADS, Sm90Band<BACKWARD
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     const Sm90BandStrip strip(p.shape);
+    if (!BACKWARD && blockIdx.x == 0 && threadIdx.x == 0) *p.tile_counter = 0;
     if (BACKWARD && !strip.band) sm90_band_clear(p, strip);
     if (!strip.band) return;
     if (threadIdx.x == 0) {
@@ -372,7 +459,10 @@ __global__ void __launch_bounds__(Sm90Band<BACKWARD>::THREADS, Sm90Band<BACKWARD
         shared.ones[i] = (bf16)1.0f;
     sm90_fence_async_proxy();
     __syncthreads();
-    Sm90BandBackward(shared, p, strip).run();
+    if constexpr (BACKWARD)
+        Sm90BandBackward(shared, p, strip).run();
+    else
+        Sm90BandForward(shared, p, strip).run();
 #endif
 }
 
@@ -384,6 +474,21 @@ static inline void sm90_band_launch(const Sm90BandParameters& p, cudaStream_t st
                                     cudaSharedmemCarveoutMaxShared));
     attention_launch<F, F::SHARED_KIB>(kernel, (int64_t)p.shape.heads * Sm90BandStrip::strips(p.shape.T),
                                        stream, p);
+}
+
+// o and lse of the band heads; sets tile_counter to 0. shape.tiled_heads is not NULL.
+static inline void sm90_band_forward(const AttentionForward* a, const HeadShape* s,
+                                     const AttentionShape& shape, unsigned* tile_counter,
+                                     cudaStream_t stream) {
+    const bf16* const in[] = {a->k, a->v, a->q};
+    Sm90BandParameters p = {};
+    for (int i = 0; i < 3; i++) p.in[i] = sm90_tensor_map(in[i], s, ATTENTION_BAND);
+    p.out[0] = sm90_tensor_map(a->o, s, ATTENTION_BAND);
+    p.lse_out = a->lse;
+    p.cum_logf = a->cum_logf;
+    p.tile_counter = tile_counter;
+    p.shape = shape;
+    sm90_band_launch<false>(p, stream);
 }
 
 // All gradients of the band heads; sets dq_sum and row_sum of the others to 0. shape.tiled_heads is not NULL.
