@@ -256,15 +256,19 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
 // nearest of them in an upper bound.
 #define PRUNING_BLOCKS 32
 
-// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high. Four adjacent threads share a
-// sum; called by all threads of a warp.
+// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high, at most PRUNING_BLOCKS. Four
+// adjacent threads share a sum; called by all threads of a warp.
 template <class Token>
 __device__ static inline float pruning_sum(const double* __restrict__ cum_logf, int64_t at, int low, int high,
                                            const Token& token) {
+    double now = __ldg(&cum_logf[at]), before[PRUNING_BLOCKS / 4]; // all loads are in flight at once
     float sum = 0;
-#pragma unroll 4
-    for (int n = low + (int)threadIdx.x % 4; n <= high; n += 4)
-        sum += expf((float)(__ldg(&cum_logf[at]) - __ldg(&cum_logf[token(n)])));
+#pragma unroll
+    for (int i = 0; i < PRUNING_BLOCKS / 4; i++)
+        before[i] = __ldg(&cum_logf[token(max(min(low + 4 * i + (int)threadIdx.x % 4, high), 0))]);
+#pragma unroll
+    for (int i = 0; i < PRUNING_BLOCKS / 4; i++)
+        if (low + 4 * i + (int)threadIdx.x % 4 <= high) sum += expf((float)(now - before[i]));
     return quad_sum(sum);
 }
 
@@ -363,7 +367,7 @@ __device__ static inline void pruning_write(const Pruning& p, const PruningScrat
 // Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which the
 // backward pass counts twice.
 template <bool BACKWARD, bool DOCS>
-__global__ static void __launch_bounds__(PRUNING_THREADS)
+__global__ static void __launch_bounds__(PRUNING_THREADS, 1)
     pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                           const __grid_constant__ PruningScratch scratch) {
     int blocks = scratch.blocks;
@@ -380,12 +384,25 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
             blocks, [&](int m) { reach[m] = __ldg(&cum_logf[first(m)]) + limit + log((double)s.T); });
     } else if (BACKWARD) {
         const float* lse = p.lse + blockIdx.x * s.T;
+        constexpr int WARPS = PRUNING_THREADS / 32,
+                      GROUP = 4; // blocks of a warp, all loads in flight at once
         int lane = (int)threadIdx.x % 32;
-        for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
-            float least = INFINITY;
-            for (int64_t i = first(m) + lane; i <= last(m); i += 32) least = fminf(least, __ldg(&lse[i]));
-            least = -warp_max(-least);
-            if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - least;
+        for (int from = (int)threadIdx.x / 32; from < blocks; from += GROUP * WARPS) {
+            float least[GROUP];
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                int m = min(from + g * WARPS, blocks - 1); // the last one more than once
+                least[g] = INFINITY;
+#pragma unroll
+                for (int i = 0; i < ATTENTION_BLOCK; i += 32)
+                    least[g] = fminf(least[g], __ldg(&lse[min(first(m) + i + lane, last(m))]));
+            }
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                int m = min(from + g * WARPS, blocks - 1);
+                float x = -warp_max(-least[g]);
+                if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - x;
+            }
         }
     } else {
         pruning_for_each_block(blocks, [&](int m) {
