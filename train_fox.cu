@@ -49,7 +49,7 @@ finite changes nothing on the device itself.
     X(double, cum_logf, gated ? KEPT_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
     X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
-    X(int, head_order, SHARED, (prunes | resets) * B * NH)     /* [B NH] */ \
+    X(int, head_order, SHARED, (prunes | resets) * (B * NH + 1)) /* [B NH + 1] */ \
     X(float, squares, SHARED, 2 * prunes * NH * groups) /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
     X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \

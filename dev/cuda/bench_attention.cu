@@ -8,6 +8,8 @@ whatever the kernels execute.
 
     bench_attention [DH [T]]      only this head size and sequence length
     bench_attention window        only windows
+    bench_attention band          only gates as they begin: kernels of band heads (pruning.cuh)
+                                  beside those of all others
     bench_attention tiles         only the backward pass of sm_80, dh 64, by the tokens of a tile and the
                                   shared memory of an SM: as it is, and 100 KiB as on sm_86, 89 and 120
 */
@@ -92,15 +94,22 @@ struct Case {
         return 2e-9 * (double)n * (double)shape.T; // GFLOP of the forward pass
     }
 
-    double forward(bool gate, const AttentionBounds* bounds) const {
-        AttentionForward a = {o, lse, q, k, v, gate ? cum_logf : NULL, bounds, scratch};
-        return milliseconds([&] { attention_forward(&a, &shape, 0); });
+    AttentionForward forward_of(bool gate, const AttentionBounds* bounds) const {
+        return {o, lse, q, k, v, gate ? cum_logf : NULL, bounds, scratch};
     }
-    double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
+    AttentionBackward backward_of(bool gate, const AttentionBounds* bounds, bool deterministic) const {
         AttentionBackward a = {};
         a.dq = dq, a.dk = dk, a.dv = dv, a.dcum_logf = gate ? dcum_logf : NULL;
         a.dout = dout, a.q = q, a.k = k, a.v = v, a.o = o, a.lse = lse, a.cum_logf = gate ? cum_logf : NULL;
         a.bounds = bounds, a.deterministic = deterministic, a.scratch = scratch;
+        return a;
+    }
+    double forward(bool gate, const AttentionBounds* bounds) const {
+        AttentionForward a = forward_of(gate, bounds);
+        return milliseconds([&] { attention_forward(&a, &shape, 0); });
+    }
+    double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
+        AttentionBackward a = backward_of(gate, bounds, deterministic);
         return milliseconds([&] { attention_backward(&a, &shape, 0); });
     }
     void gate_forward(const bf16* z, cudaStream_t stream) const {
@@ -164,18 +173,34 @@ static void bench_far_scores(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     printf("%4lld %4lld %6lld  %5.2f\n", (long long)dh, (long long)(B * NH), (long long)T, ms[1] / ms[0]);
 }
 
+// The bounds of a case, as if QK norm had weights of 1
+struct Bounds {
+    Pruning pruning = {};
+    bf16* weight;
+
+    explicit Bounds(const Case& x) : weight(device_array<bf16>(x.shape.NH * x.shape.dh)) {
+        int64_t heads = x.shape.B * x.shape.NH,
+                blocks = heads * ceil_div<int64_t>(x.shape.T, ATTENTION_BLOCK);
+        std::vector<bf16> ones((size_t)(x.shape.NH * x.shape.dh), (bf16)1.0f);
+        CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+        pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(heads + 1)};
+        pruning.score_limits = device_array<double>(heads), pruning.count = device_array<PruningCount>(1);
+        pruning.cum_logf = x.cum_logf, pruning.q = x.q, pruning.k = x.k, pruning.lse = x.lse;
+        pruning.q_weight = pruning.k_weight = weight, pruning.log_tolerance = -10;
+        pruning.scratch = device_array<char>((int64_t)pruning_scratch_bytes(&x.shape));
+    }
+    ~Bounds() {
+        for (void* p : {(void*)pruning.bounds.first_key_block, (void*)pruning.bounds.last_query_block,
+                        (void*)pruning.bounds.head_order, (void*)pruning.count, (void*)pruning.score_limits,
+                        pruning.scratch, (void*)weight})
+            CUDA_CHECK(cudaFree(p));
+    }
+};
+
 static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     Case x(B, T, NH, dh);
-    int64_t blocks = B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    std::vector<bf16> ones((size_t)(NH * dh), (bf16)1.0f);
-    bf16* weight = device_array<bf16>(NH * dh);
-    CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
-    Pruning pruning = {};
-    pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH)};
-    pruning.score_limits = device_array<double>(B * NH), pruning.count = device_array<PruningCount>(1);
-    pruning.cum_logf = x.cum_logf, pruning.q = x.q, pruning.k = x.k, pruning.lse = x.lse;
-    pruning.q_weight = pruning.k_weight = weight, pruning.log_tolerance = -10;
-    pruning.scratch = device_array<char>((int64_t)pruning_scratch_bytes(&x.shape));
+    Bounds bounds(x);
+    Pruning& pruning = bounds.pruning;
     Pruning no_norm = pruning;
     no_norm.q_weight = no_norm.k_weight = NULL;
     double without_norm =
@@ -206,10 +231,57 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         pruned_backward, backward / pruned_backward, kept_backward * backward / pruned_backward,
         (forward + backward) / (pruned_forward + pruned_backward), gate_forward, with_norm, without_norm,
         backward_bounds, gate_backward);
-    for (void* p : {(void*)pruning.bounds.first_key_block, (void*)pruning.bounds.last_query_block,
-                    (void*)pruning.bounds.head_order, (void*)pruning.count, (void*)pruning.score_limits,
-                    pruning.scratch, (void*)weight})
-        CUDA_CHECK(cudaFree(p));
+}
+
+// Gates as they begin: microseconds of a layer with bounds, where the tiled kernels compute all heads and
+// where they leave band heads to those of sm90_band.cuh, in turns; and those that the bytes of q, k, v, o,
+// dout and the gradients would take at the speed of a copy.
+static void bench_band(int64_t T, int64_t NH) {
+    Case x(1, T, NH, 64);
+    CUDA_CHECK(cudaMemset(x.bias, 0, (size_t)NH * sizeof(float)));
+    x.gate_forward(NULL, 0);
+    Bounds bounds(x);
+    AttentionBounds ways[2] = {bounds.pruning.bounds, bounds.pruning.bounds};
+    ways[0].head_order = NULL;
+    char *from = device_array<char>(1 << 30), *to = device_array<char>(1 << 30);
+    double per_byte =
+        1e3 *
+        milliseconds([&] { CUDA_CHECK(cudaMemcpyAsync(to, from, 1 << 30, cudaMemcpyDeviceToDevice, 0)); }) /
+        (double)((int64_t)2 << 30);
+    double tensor = per_byte * (double)x.n * sizeof(bf16);
+    float* delta = device_array<float>(x.tokens); // in a training the output gate's kernel writes it
+    pruning_bounds(&bounds.pruning, &x.shape, 0);
+    x.forward(true, &ways[0]);
+    attention_delta(delta, x.dout, x.o, &x.shape, 0);
+    printf("%5lld %6lld", (long long)NH, (long long)T);
+    for (int pass = 0; pass < 2; pass++) {
+        int others;
+        if (pass) pruning_backward_bounds(&bounds.pruning, &x.shape, 0);
+        CUDA_CHECK(cudaMemcpy(&others, ways[1].head_order + NH, sizeof others, cudaMemcpyDeviceToHost));
+        printf("  %4lld ", (long long)NH - others);
+        for (int turn = 0; turn < 4; turn++) {
+            const AttentionBounds* way = &ways[turn % 2];
+            AttentionForward forward = x.forward_of(true, way);
+            AttentionBackward backward = x.backward_of(true, way, false);
+            backward.delta = delta;
+            printf(" %6.1f", microseconds_queued([&](cudaStream_t stream) {
+                       if (pass)
+                           attention_backward(&backward, &x.shape, stream);
+                       else
+                           attention_forward(&forward, &x.shape, stream);
+                   }));
+        }
+        printf(" %6.1f", (pass ? 7 : 4) * tensor);
+    }
+    printf("\n");
+    for (void* p : {(void*)from, (void*)to, (void*)delta}) CUDA_CHECK(cudaFree(p));
+}
+
+static void bench_bands(void) {
+    printf(
+        "\ngates as they begin, dh 64: band heads; microseconds tiled, band, tiled, band, of a copy's speed\n"
+        "heads     T  forward                                    backward\n");
+    for (int64_t NH : {12, 24}) bench_band(16384, NH);
 }
 
 // Thread blocks of a kernel on a multiprocessor, where that has `percent` of its shared memory; -1: all
@@ -261,6 +333,10 @@ int main(int argc, char** argv) {
         bench_all_windows();
         return 0;
     }
+    if (argc > 1 && strcmp(argv[1], "band") == 0) {
+        bench_bands();
+        return 0;
+    }
     if (argc > 1 && strcmp(argv[1], "tiles") == 0) {
         bench_tiles(4096, 24);
         bench_tiles(16384, 24);
@@ -281,7 +357,7 @@ int main(int argc, char** argv) {
         "  dh heads    T         ms times of FLOPs           ms times of FLOPs times             QK norm   "
         "bounds backward\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
-    if (!only_dh) bench_all_windows();
+    if (!only_dh) bench_all_windows(), bench_bands();
     printf("\nforward, scores far below zero: times of far above\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_far_scores(1, T, NH, dh); });
     return 0;

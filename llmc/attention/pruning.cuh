@@ -24,13 +24,18 @@ Then whatever m skips is skipped by all query blocks after m, and two numbers de
 of queries the first block of keys that it attends to, for each block of keys the last block of queries that
 attends to it. Both are found by binary search. A block always attends to itself.
 
+A head in which every ATTENTION_BAND = 64 queries may skip all keys but their own 64 and the 64 before is a
+band head: it needs no bounds, and sm90_band.cuh computes it. The rule is the same, with the least lse of the
+block of 128 queries, and with a sum that has the last 16 skipped keys one by one. While gates are as they begin
+nearly all heads are. head_order has them last. Only heads of size 64 without a window can be band heads.
+
 `acp` selects the rule of ACP's paper, with the same promise but looser bounds, to compare shares with the
 literature: block n is skipped by block m, in both passes, if
 
     c[first of m] - c[last of n] < -(2 U + ln T) + ln eps
 
 which bounds each of T keys by eps / T of a row's weight, and lse by -U. In the terms above, reach_m = c[first
-of m] + U + ln T and past_n = c[last of n].
+of m] + U + ln T and past_n = c[last of n]. It names no band heads.
 
 In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the
 same terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A
@@ -89,10 +94,12 @@ typedef struct {
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
 } Pruning;
 
+#define PRUNING_BAND INT64_MAX // makes the work of a band head negative, in the order of band heads' work
+
 // Parts of the scratch
 struct PruningScratch {
     double *reach, *past; // [B NH, blocks] each
-    int64_t* head_work;   // [B NH], pairs of blocks that are kept
+    int64_t* head_work;   // [B NH], pairs of blocks that are kept; of band heads minus PRUNING_BAND
     unsigned* squares;    // [2, B NH], see pruning_squares_kernel
     int blocks;
 
@@ -249,15 +256,19 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
 // nearest of them in an upper bound.
 #define PRUNING_BLOCKS 32
 
-// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high. Four adjacent threads share a
-// sum; called by all threads of a warp.
+// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high, at most PRUNING_BLOCKS. Four
+// adjacent threads share a sum; called by all threads of a warp.
 template <class Token>
 __device__ static inline float pruning_sum(const double* __restrict__ cum_logf, int64_t at, int low, int high,
                                            const Token& token) {
+    double now = __ldg(&cum_logf[at]), before[PRUNING_BLOCKS / 4]; // all loads are in flight at once
     float sum = 0;
-#pragma unroll 4
-    for (int n = low + (int)threadIdx.x % 4; n <= high; n += 4)
-        sum += expf((float)(__ldg(&cum_logf[at]) - __ldg(&cum_logf[token(n)])));
+#pragma unroll
+    for (int i = 0; i < PRUNING_BLOCKS / 4; i++)
+        before[i] = __ldg(&cum_logf[token(max(min(low + 4 * i + (int)threadIdx.x % 4, high), 0))]);
+#pragma unroll
+    for (int i = 0; i < PRUNING_BLOCKS / 4; i++)
+        if (low + 4 * i + (int)threadIdx.x % 4 <= high) sum += expf((float)(now - before[i]));
     return quad_sum(sum);
 }
 
@@ -295,11 +306,36 @@ template <bool DOCS> struct PruningSight {
     }
 };
 
+// Keys that pruning_is_band's sums include one by one; a multiple of 4, up to ATTENTION_BAND
+#define PRUNING_KEYS 16
+
+// Is the thread block's head a band head? In every thread. reach is that of the rule above, not ACP's.
+__device__ static inline bool pruning_is_band(const Pruning& p, const HeadShape& s, const double* reach,
+                                              double limit) {
+    const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
+    const int blocks = (int)ceil_div<int64_t>(s.T, ATTENTION_BAND);
+    bool band = true;
+    // four adjacent threads per block m of queries, which may skip the keys up to `skipped`
+    for (int first = 2; first < blocks; first += PRUNING_THREADS / 4) {
+        int m = min(first + (int)threadIdx.x / 4, blocks - 1), pair = m * ATTENTION_BAND / ATTENTION_BLOCK;
+        const double* at = cum_logf + (int64_t)m * ATTENTION_BAND;
+        const double *skipped = at - ATTENTION_BAND - 1, *older = skipped - PRUNING_KEYS;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < PRUNING_KEYS; j += 4)
+            sum += expf((float)(__ldg(skipped) - __ldg(skipped - j - threadIdx.x % 4)));
+        sum = quad_sum(sum) + (float)(older - cum_logf + 1) * expf((float)(__ldg(skipped) - __ldg(older)));
+        double least_lse = __ldg(&cum_logf[(int64_t)pair * ATTENTION_BLOCK]) - reach[pair];
+        band &= __ldg(at) - __ldg(skipped) + logf(sum) - least_lse < p.log_tolerance - limit;
+    }
+    return __syncthreads_and(band);
+}
+
 // Writes the bounds of the thread block's head, where block m of queries skips what pruned(m, n) says, and the
 // work that they leave, which is added `times` times to p.count.
 template <bool DOCS, class Pruned>
 __device__ static inline void pruning_write(const Pruning& p, const PruningScratch& scratch,
-                                            const PruningSight<DOCS>& sight, unsigned times,
+                                            const PruningSight<DOCS>& sight, unsigned times, bool band,
                                             const Pruned& pruned) {
     int blocks = scratch.blocks, span = sight.span;
     int64_t first_block = (int64_t)blockIdx.x * blocks, work = 0, seen = 0;
@@ -318,7 +354,7 @@ __device__ static inline void pruning_write(const Pruning& p, const PruningScrat
         seen = block_sum(seen);
     }
     if (threadIdx.x > 0) return;
-    scratch.head_work[blockIdx.x] = work;
+    scratch.head_work[blockIdx.x] = work - (band ? PRUNING_BAND : 0);
     if (p.count) {
         unsigned long long all =
             (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
@@ -331,7 +367,7 @@ __device__ static inline void pruning_write(const Pruning& p, const PruningScrat
 // Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which the
 // backward pass counts twice.
 template <bool BACKWARD, bool DOCS>
-__global__ static void __launch_bounds__(PRUNING_THREADS)
+__global__ static void __launch_bounds__(PRUNING_THREADS, 1)
     pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                           const __grid_constant__ PruningScratch scratch) {
     int blocks = scratch.blocks;
@@ -348,12 +384,25 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
             blocks, [&](int m) { reach[m] = __ldg(&cum_logf[first(m)]) + limit + log((double)s.T); });
     } else if (BACKWARD) {
         const float* lse = p.lse + blockIdx.x * s.T;
+        constexpr int WARPS = PRUNING_THREADS / 32,
+                      GROUP = 4; // blocks of a warp, all loads in flight at once
         int lane = (int)threadIdx.x % 32;
-        for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
-            float least = INFINITY;
-            for (int64_t i = first(m) + lane; i <= last(m); i += 32) least = fminf(least, __ldg(&lse[i]));
-            least = -warp_max(-least);
-            if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - least;
+        for (int from = (int)threadIdx.x / 32; from < blocks; from += GROUP * WARPS) {
+            float least[GROUP];
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                int m = min(from + g * WARPS, blocks - 1); // the last one more than once
+                least[g] = INFINITY;
+#pragma unroll
+                for (int i = 0; i < ATTENTION_BLOCK; i += 32)
+                    least[g] = fminf(least[g], __ldg(&lse[min(first(m) + i + lane, last(m))]));
+            }
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                int m = min(from + g * WARPS, blocks - 1);
+                float x = -warp_max(-least[g]);
+                if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - x;
+            }
         }
     } else {
         pruning_for_each_block(blocks, [&](int m) {
@@ -371,10 +420,11 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
         past[n] = __ldg(&cum_logf[last(n)]) - (p.acp ? 0 : logf(ATTENTION_BLOCK * sum));
     });
     __syncthreads();
+    const bool band = !p.acp && s.dh == 64 && !s.window && pruning_is_band(p, s, reach, limit);
     pruning_suffix_max(reach, blocks);
     pruning_suffix_max(past, blocks); // falls but for rounding: whoever skips a block skips all earlier ones
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
-    pruning_write(p, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, pruned);
+    pruning_write(p, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, band, pruned);
 }
 
 // The same where nothing is pruned: thread block b NH + h, with packed documents.
@@ -382,24 +432,26 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_documents_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                              const __grid_constant__ PruningScratch scratch, unsigned times) {
     PruningSight<true> sight(s, scratch.blocks);
-    pruning_write(p, scratch, sight, times, [](int, int) { return false; });
+    pruning_write(p, scratch, sight, times, false, [](int, int) { return false; });
 }
 
 // ----------------------------------------------------------------------------
 // launches
 
-// head_order: a head's position is the number of heads that have more work.
+// head_order: a head's position is the number of heads that have more work. Band heads have less than none.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_order_kernel(int* __restrict__ head_order, const int64_t* __restrict__ head_work, int heads) {
-    int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), position = 0;
+    int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), position = 0, others = 0;
     if (head >= heads) return;
     int64_t work = head_work[head];
 #pragma unroll 8
     for (int other = 0; other < heads; other++) {
         int64_t x = head_work[other];
         position += x > work || (x == work && other < head);
+        others += x >= 0; // no band heads
     }
     head_order[position] = head;
+    if (head == 0) head_order[heads] = others;
 }
 
 template <bool BACKWARD>

@@ -23,6 +23,7 @@ difference to the anchor is the sum of two floats, and tokens are subtracted hig
 #include "../model/shapes.h"
 
 #define ATTENTION_BLOCK 128 // queries or keys that a thread block keeps in shared memory; the unit of pruning
+#define ATTENTION_BAND  64 // queries of a band head (pruning.cuh) attend to as many keys, and to those before
 #define ATTENTION_LOG2E 1.4426950408889634
 
 // ----------------------------------------------------------------------------
@@ -33,7 +34,9 @@ difference to the anchor is the sum of two floats, and tokens are subtracted hig
 typedef struct {
     int* first_key_block;  // [B, NH, blocks], the first block of keys that a block of queries attends to
     int* last_query_block; // [B, NH, blocks], the last block of queries that attends to a block of keys
-    int* head_order;       // [B NH], heads b NH + h, those with the most work first
+    // [B NH + 1], heads b NH + h: those with the most work first, band heads (pruning.cuh) last; then the
+    // number of heads that are not band heads
+    int* head_order;
 } AttentionBounds;
 
 typedef struct {
@@ -118,12 +121,15 @@ struct AttentionShape {
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
     int window;             // keys that a query sees, its own the last; read where attention_windowed
+    const int* tiled_heads; // of head_order, how many heads have tiles; NULL: all. The others are band heads,
+                            // which sm90_band.cuh computes
 
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
-    // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does
-    // not end up waiting for a few of them. A group is small enough for the tensors that its tiles share to
-    // stay in L2.
-    __device__ AttentionTile tile(unsigned n) const {
+    __device__ int heads_with_tiles() const { return tiled_heads ? *tiled_heads : heads; }
+    // The n-th tile to compute of the first `heads` heads. Within a group of heads the longest tiles come
+    // first, so that the GPU does not end up waiting for a few of them. A group is small enough for the
+    // tensors that its tiles share to stay in L2.
+    __device__ AttentionTile tile(unsigned n, int heads) const {
         int first = (int)(n / (unsigned)(group * tiles_per_head)) * group;
         unsigned within = n - (unsigned)first * (unsigned)tiles_per_head;
         unsigned size = (unsigned)min(group, heads - first);

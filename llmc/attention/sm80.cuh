@@ -24,7 +24,7 @@ struct Sm80Block {
     int index, first;   // first: its first token
 
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
-        AttentionTile tile = shape.tile(blockIdx.x);
+        AttentionTile tile = shape.tile(blockIdx.x, shape.heads);
         int64_t base =
             (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
         int index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;

@@ -86,9 +86,10 @@ struct Sm90BackwardBlock {
     int head, b, h, j0, first, clear, last;
 
     // The n-th block to compute
-    template <class F> __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p) {
+    template <class F>
+    __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p, int heads) {
         constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
-        AttentionTile at = p.shape.tile(n);
+        AttentionTile at = p.shape.tile(n, heads);
         // The first keys have most queries. With the semaphore, each block waits for the one after it, which
         // must therefore come before it.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
@@ -500,6 +501,8 @@ __global__ void __launch_bounds__(Sm90Backward<DH, WINDOW>::THREADS, 1)
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     unsigned index = blockIdx.x;
+    const int heads = p.shape.heads_with_tiles();
+    if (index >= (unsigned)heads * (unsigned)p.shape.tiles_per_head) return;
     if (threadIdx.x == 0) {
         if (DETERMINISTIC) index = atomicAdd(p.tickets, 1); // arrives while the barriers are initialized
         sm90_barrier_init(&shared.keys_full, 1, 0);
@@ -517,7 +520,7 @@ __global__ void __launch_bounds__(Sm90Backward<DH, WINDOW>::THREADS, 1)
     __syncthreads();
     // The shuffle tells the compiler that all lanes have the same ticket.
     if (DETERMINISTIC) index = __shfl_sync(0xffffffffu, shared.ticket, 0);
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(index, p);
+    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(index, p, heads);
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p, x);

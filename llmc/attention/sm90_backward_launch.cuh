@@ -1,12 +1,14 @@
 /*
-Launches the backward pass of attention on Hopper: sm90_backward_kernel (sm90_backward.cuh), which adds up dQ
-in float, and sm90_backward_finish_kernel, which takes it to bf16 and adds the row sums of dS to dcum_logf.
+Launches the backward pass of attention on Hopper: for band heads sm90_band_kernel (sm90_band.cuh), for all
+others sm90_backward_kernel (sm90_backward.cuh), which adds up dQ in float, and sm90_backward_finish_kernel,
+which takes it to bf16 and adds the row sums of dS to dcum_logf.
 
 Called by attention.cuh.
 */
 #pragma once
 
 #include "sm90_backward.cuh"
+#include "sm90_band.cuh"
 
 // dq = dq_sum / sqrt(dh), and dcum_logf += row_sum. A thread block has one warpgroup's part of a tile.
 template <int DH>
@@ -17,6 +19,8 @@ __global__ void __launch_bounds__(256)
     typedef Sm90Backward<DH, false> F; // the same with a window
     int tiles = F::tiles(shape), group = (int)(blockIdx.x % 2u);
     int tile = (int)(blockIdx.x / 2u % (unsigned)tiles), head = (int)(blockIdx.x / 2u / (unsigned)tiles);
+    if (head >= shape.heads_with_tiles()) return; // a band head
+    if (shape.bounds.head_order) head = shape.bounds.head_order[head];
     int first_row = F::part_query(tile, group);
     int64_t token = (int64_t)head * shape.T + first_row;
     if (dcum_logf && F::part_has_sums(group) && threadIdx.x < 64 && first_row + (int)threadIdx.x < shape.T)
@@ -25,7 +29,7 @@ __global__ void __launch_bounds__(256)
     // Four lanes held 8 columns of a row and of the row 8 further on: here one thread gathers them through
     // shared memory, where the floats of each 8 columns are shifted by one bank width.
     __shared__ Pack4 part[F::PART / 4 + 8];
-    const float* from = dq_sum + (int64_t)blockIdx.x * F::PART;
+    const float* from = dq_sum + (((int64_t)head * tiles + tile) * 2 + group) * F::PART;
 #pragma unroll
     for (int i = (int)threadIdx.x; i < F::PART / 4; i += 256) part[i + i / 128] = load16_once(from + i * 4);
     __syncthreads();
@@ -78,7 +82,13 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
     // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
-    CUDA_CHECK(cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(p.tickets + 1) - (char*)a->scratch), stream));
+    const bool band = Sm90HasBand<DH, GATE, WINDOW>::value && a->bounds && a->bounds->head_order;
+    if (band) {
+        p.shape.tiled_heads = a->bounds->head_order + p.shape.heads;
+        sm90_band_backward(a, s, p.shape, p.dq_sum, p.row_sum, stream); // clears dq_sum and row_sum, too
+    }
+    char *clear = (char*)(band ? (void*)semaphores : a->scratch), *end = (char*)(p.tickets + 1);
+    if (!band || a->deterministic) CUDA_CHECK(cudaMemsetAsync(clear, 0, (size_t)(end - clear), stream));
 
     auto kernel = a->deterministic ? sm90_backward_kernel<DH, GATE, WINDOW, true>
                                    : sm90_backward_kernel<DH, GATE, WINDOW, false>;

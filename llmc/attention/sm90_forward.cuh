@@ -24,7 +24,7 @@ instructions: scores are only checked for an overflow, and rescaling is rare (ma
 #pragma once
 
 #include <limits.h>
-#include "sm90.cuh"
+#include "sm90_band.cuh"
 
 // ----------------------------------------------------------------------------
 // shared memory, barriers and tiles
@@ -52,7 +52,7 @@ template <int DH, bool WITH_WINDOW> struct Sm90Forward : Sm90ForwardTiles<DH> {
         AttentionAccInit<KEYS> acc_init[STAGES]; // off the diagonal: sqrt(dh) (anchor - cum_logf_j)
         AttentionGate<KEYS> key_gate[STAGES];    // on the diagonal: anchor - cum_logf_j
         AttentionGate<ROWS> row_gate[2];         // cum_logf_i - anchor
-        unsigned tile_index[2];
+        unsigned tile_number[2];
         uint64_t tile_full[2], tile_empty[2], q_full, q_empty;
         uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 
@@ -87,8 +87,16 @@ struct Sm90ForwardParameters {
 struct Sm90ForwardTile {
     int head, b, h, i0, last, diagonal, first;
 
-    template <class F> __device__ static Sm90ForwardTile of(unsigned index, const Sm90ForwardParameters& p) {
-        AttentionTile at = p.shape.tile(index);
+    static constexpr unsigned NONE = UINT_MAX;
+    // The number of the n-th tile to compute of the first `heads` heads, by which all roles know it
+    __device__ static unsigned number(unsigned n, const Sm90ForwardParameters& p, int heads) {
+        if (n >= (unsigned)heads * (unsigned)p.shape.tiles_per_head) return NONE;
+        AttentionTile at = p.shape.tile(n, heads);
+        return (unsigned)at.head * (unsigned)p.shape.tiles_per_head + (unsigned)at.tile_index;
+    }
+    template <class F> __device__ static Sm90ForwardTile of(unsigned number, const Sm90ForwardParameters& p) {
+        AttentionTile at = {(int)(number / (unsigned)p.shape.tiles_per_head),
+                            (int)(number % (unsigned)p.shape.tiles_per_head)};
         Sm90ForwardTile tile;
         tile.head = at.head;
         tile.b = at.head / p.shape.NH;
@@ -107,13 +115,15 @@ struct Sm90ForwardTile {
 template <class F>
 __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shared,
                                                         const Sm90ForwardParameters& p, unsigned index) {
+    const int heads = p.shape.heads_with_tiles();
     uint32_t step_count = 0;
     for (uint32_t tile_count = 0;; tile_count++) {
+        unsigned number = Sm90ForwardTile::number(index, p, heads);
         sm90_wait(&shared.tile_empty[tile_count % 2], tile_count / 2 % 2 ^ 1);
-        shared.tile_index[tile_count % 2] = index;
+        shared.tile_number[tile_count % 2] = number;
         sm90_arrive(&shared.tile_full[tile_count % 2]);
-        if (index >= p.shape.tiles()) break;
-        Sm90ForwardTile tile = Sm90ForwardTile::of<F>(index, p);
+        if (number == Sm90ForwardTile::NONE) break;
+        Sm90ForwardTile tile = Sm90ForwardTile::of<F>(number, p);
         index = atomicAdd(p.tile_counter, 1); // early: its latency is long
 
         sm90_wait(&shared.q_empty, tile_count % 2 ^ 1);
@@ -146,9 +156,9 @@ __device__ static inline void sm90_forward_gate_producer(typename F::Shared& sha
     uint32_t step_count = 0;
     for (uint32_t tile_count = 0;; tile_count++) {
         sm90_wait(&shared.tile_full[tile_count % 2], tile_count / 2 % 2);
-        unsigned index = shared.tile_index[tile_count % 2];
-        if (index >= p.shape.tiles()) break;
-        Sm90ForwardTile tile = Sm90ForwardTile::of<F>(index, p);
+        unsigned number = shared.tile_number[tile_count % 2];
+        if (number == Sm90ForwardTile::NONE) break;
+        Sm90ForwardTile tile = Sm90ForwardTile::of<F>(number, p);
         const double* cum_logf = p.cum_logf + (int64_t)tile.head * p.shape.T;
         double anchor = cum_logf[tile.i0], next[KEYS_PER_THREAD];
         auto load = [&](int n) {
@@ -428,9 +438,10 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
 
     // The tile that the tma_producer has announced; false: there are no more.
     __device__ bool read_tile(Sm90ForwardTile& tile) const {
-        unsigned index = __shfl_sync(0xffffffffu, *(volatile unsigned*)&shared.tile_index[tile_count % 2], 0);
-        if (index >= p.shape.tiles()) return false;
-        tile = Sm90ForwardTile::of<F>(index, p);
+        unsigned number =
+            __shfl_sync(0xffffffffu, *(volatile unsigned*)&shared.tile_number[tile_count % 2], 0);
+        if (number == Sm90ForwardTile::NONE) return false;
+        tile = Sm90ForwardTile::of<F>(number, p);
         return true;
     }
 
@@ -502,7 +513,11 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     p.shape = attention_shape(s, F::ROWS, a->bounds, 4);
     p.last_tile = p.shape.tiles_per_head - 1;
     p.shape.tiles_per_head -= (int)(a->first_query / F::ROWS);
-    CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
+    if (Sm90HasBand<DH, GATE, WINDOW>::value && a->bounds && a->bounds->head_order && a->first_query == 0) {
+        p.shape.tiled_heads = a->bounds->head_order + p.shape.heads;
+        sm90_band_forward(a, s, p.shape, p.tile_counter, stream);
+    } else
+        CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
     // One thread block per multiprocessor, or per tile where there are fewer
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
     int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);

@@ -177,7 +177,9 @@ static void check_results(const char* name, const Shape& s, OracleTensors in, co
     printf("  %7.1e\n", lse_error);
 }
 
-typedef enum { NO_GATE, OPEN, RANDOM, ONE_CUT, ALL_CUT, ALTERNATING, DEAD_HEAD } GateKind;
+// BANDS: heads 0, 1, 2 of every four are band heads (pruning.cuh), the first two with open gates but for
+// walls between pairs of blocks of 64; the fourth is as RANDOM.
+typedef enum { NO_GATE, OPEN, RANDOM, ONE_CUT, ALL_CUT, ALTERNATING, DEAD_HEAD, BANDS } GateKind;
 
 // cum_logf [B, NH, T] of random gates whose logits have the given mean. Log gates are multiples of 2^-20, so
 // that every sum is exact.
@@ -192,6 +194,8 @@ static vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
             if (kind == ONE_CUT && t == s.T / 3) logf = -1000;
             if (kind == ALL_CUT || (kind == DEAD_HEAD && head == 0)) logf = -1000;
             if (kind == ALTERNATING) logf = t % 2 ? -5 : 0;
+            if (kind == BANDS && head % 4 < 2) logf = t % 128 == 64 * head % 128 ? -1000 : -0.01;
+            if (kind == BANDS && head % 4 == 2) logf = fmin(5 * logf, -1);
             sum += round(logf * 1048576) / 1048576;
             cum_logf[(size_t)(head * s.T + t)] = sum;
         }

@@ -123,6 +123,44 @@ static void test_pruning(int64_t T, int64_t dh, int64_t window) {
           (long long)T, (long long)dh);
 }
 
+// Band heads, of which other kernels compute all tensors, beside others. Without them, with all of these
+// and with fewer, which the tiled kernels compute as well. As all that a band leaves out weighs nothing,
+// bounds leave out nothing. Where all are band heads, the backward pass has the same bits in every run.
+static void test_bands(int64_t B, int64_t T, int64_t NH) {
+    const Shape s = {B, T, NH, 64};
+    const int heads = (int)s.heads(), blocks = (int)ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    Inputs in(s, true);
+    in.cum_logf = make_gates(BANDS, 0.3, s);
+    vector<int> others, bands;
+    for (int head = heads - 1; head >= 0; head--) (head % 4 == 3 ? others : bands).push_back(head);
+    Buffer<int> first_key_block(vector<int>((size_t)(heads * blocks), 0)),
+        last_query_block(vector<int>((size_t)(heads * blocks), blocks - 1));
+    for (size_t left : {bands.size(), bands.size() / 2, (size_t)0}) { // left to the band kernels
+        vector<int> order = others;
+        order.insert(order.end(), bands.begin(), bands.end());
+        order.push_back((int)(order.size() - left));
+        Buffer<int> head_order(order);
+        AttentionBounds bounds = {first_key_block, last_query_block, head_order};
+        char name[128];
+        snprintf(name, sizeof name, "%lldx%lld T %lld, %d band heads", (long long)B, (long long)NH,
+                 (long long)T, (int)left);
+        Results a(s), b(s);
+        deterministic = false;
+        a.compute(in, &bounds);
+        for (int run = 0; run < 10; run++) {
+            b.compute(in, &bounds);
+            CHECK(same_bits(a.o, b.o) && same_bits(a.lse, b.lse), "%s: forward run %d differs", name, run);
+            CHECK((int)left < heads || same_results(a, b), "%s: run %d differs", name, run);
+        }
+        deterministic = true;
+        check_results(name, s, in.tensors(), HostResults(a, 0, 0));
+        Results c(s), d(s);
+        c.compute(in, &bounds), d.compute(in, &bounds);
+        CHECK(same_results(c, d), "%s: deterministic runs differ", name);
+        check_results("  deterministic", s, in.tensors(), HostResults(c, 0, 0));
+    }
+}
+
 // Windows shorter than a block, at the borders of tiles, and of several blocks; then one that is as long as
 // the sequence, which is none: the same bits.
 static void test_windows(int64_t longest, int64_t dh) {
@@ -285,6 +323,7 @@ static void test_quick(void) {
         check_case("no gate", NO_GATE, 0, {1, 193, 1, dh});
         check_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh, 200});
     }
+    test_bands(1, 600, 4);
 }
 
 static void test_attention(int64_t longest) {
@@ -314,6 +353,10 @@ static void test_attention(int64_t longest) {
             if (longest >= 700) test_pruning(std::min<int64_t>(longest, 3000), dh, window);
         test_windows(longest, dh);
     }
+    // borders of blocks, and of strips of eight
+    for (int64_t T : {1, 63, 64, 65, 128, 129, 191, 512, 513, 575, 577, 640, 1000, 1025, 4097})
+        if (T <= longest) test_bands(T < 64 ? 8 : 2, T, 2);
+    test_bands(1, std::min<int64_t>(longest, 3000), 3);
     for (int64_t T : {1, 2, 255, 256, 257, 1000, 5000})
         for (int64_t every : {1, 3, 100, 2000})
             if (T <= longest) test_forget_gate(2, T, 3, 0.3, T != 1000, every);

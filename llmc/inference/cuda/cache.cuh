@@ -92,7 +92,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&c->space.lse, s->capacity * m->NH, false);
     add(&pruning->bounds.first_key_block, m->NH * blocks, false);
     add(&pruning->bounds.last_query_block, m->NH * blocks, false);
-    add(&pruning->bounds.head_order, m->NH, false), add(&pruning->score_limits, m->NH, false);
+    add(&pruning->bounds.head_order, m->NH + 1, false), add(&pruning->score_limits, m->NH, false);
     add((char**)&pruning->scratch, (int64_t)pruning_scratch_bytes(&shape) + 256, false);
     add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true);
     add(&c->cum_logf, gate * s->rows * m->NH, false), add(&c->angles, m->rope * s->rows * m->dh, false);
