@@ -368,16 +368,10 @@ static int64_t model_tail(const Config* c) {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
-static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
-    int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
-    return std::min(rows, std::max<int64_t>(most, 128));
-}
-
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
                               Recompute recompute, int ranks) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
-    int64_t logit_rows = model_logit_rows(BT, Vs);
+    int64_t logit_rows = gpu_logit_rows(BT, Vs);
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
     MODEL_ACTS(KEPT_ROW)
 }
@@ -709,7 +703,7 @@ static Linear model_lm_head(const Model* model, int64_t rows) {
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
-    int64_t chunk = model_logit_rows(BT, model->Vs);
+    int64_t chunk = gpu_logit_rows(BT, model->Vs);
     Range range("lm_head and loss", RANGE_FORWARD, model->stream);
     for (int64_t t = 0; t < BT; t += chunk) {
         Linear lm_head = model_lm_head(model, std::min(chunk, BT - t));

@@ -76,8 +76,8 @@ typedef struct {
 } Matmul;
 
 // Allocates the workspace; matmul_free frees it. With `tune` the first call of a shape takes some
-// milliseconds, waits for the device, and for that time allocates a second output. The choice then depends on
-// timings, so that another run may choose another kernel and round differently.
+// milliseconds, waits for the device, and if it adds to d, for that time allocates a second output. The
+// choice then depends on timings, so that another run may choose another kernel and round differently.
 static inline void matmul_init(Matmul* mm, bool tune, cudaStream_t stream) {
     memset(mm, 0, sizeof *mm);
     mm->stream = stream;
@@ -100,14 +100,15 @@ static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
                                 x->d, &p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
-// Times n candidates on the operands, with an output of its own, and returns the index of the fastest.
-// Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if
-// there is no memory for the second output, of which the first time warns.
+// Times n candidates on the operands, with an output of its own where the GEMM adds to d, and returns the
+// index of the fastest. Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise
+// rarely decides, or if there is no memory for the second output, of which the first time warns.
 static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* candidates,
                                  int n, MatmulOperands x) {
-    void* output;
+    void* output = x.d;
+    const bool adds = x.residual == x.d;
     size_t bytes = (size_t)(p->shape.ldd * p->shape.n) * (p->shape.d_type == CUDA_R_32F ? 4 : 2);
-    if (cudaMalloc(&output, bytes) != cudaSuccess) {
+    if (adds && cudaMalloc(&output, bytes) != cudaSuccess) {
         static bool warned;
         cudaGetLastError(); // clears the error
         if (!warned)
@@ -117,10 +118,9 @@ static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
         warned = true;
         return 0;
     }
-    CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));
+    if (adds) CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));
     CUDA_CHECK(cudaDeviceSynchronize()); // no other work while timing
-    if (x.residual == x.d) x.residual = output;
-    x.d = output;
+    if (adds) x.residual = x.d = output;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
@@ -137,7 +137,7 @@ static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
         }
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
-    CUDA_CHECK(cudaFree(output));
+    if (adds) CUDA_CHECK(cudaFree(output));
     int best = 0;
     for (int i = 1; i < n; i++)
         if (least[i] < least[best] && least[i] < 0.97f * least[0]) best = i;

@@ -42,6 +42,14 @@ static inline int64_t gpu_overhead_bytes(const Shard* shard) {
     return ((int64_t)1434 << 20) + (shard->size - 1) * largest * 4;
 }
 
+// Rows of logits, of row stride Vs, in memory at once: those of all tokens would be more than all else for a
+// large vocabulary. 544 MiB are 5,632 rows for V 50257: the gradient of lm_head's input, a GEMM whose K is Vs,
+// then has 132 tiles of 128 x 256 where d is 768, one for each SM of an H100, and 264 where it is 1536.
+static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
+    const int64_t fit = ((int64_t)272 << 20) / Vs / 128 * 128, most = fit > 128 ? fit : 128;
+    return rows < most ? rows : most;
+}
+
 // The inboxes of one of `ranks` GPUs that share a sequence, of which it has `rows` tokens itself.
 static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t rows, int ranks) {
     if (ranks == 1) return 0;
@@ -78,9 +86,8 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
         2 * S + 10 * d + 8 * I + 4 * learns * NH + gates_output * (2 * d + 4 * NH) + 8 * d + 16;
     const int64_t layers =
         x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) + qkv * (recompute == RECOMPUTE_NONE ? L : 1);
-    const int64_t most_rows = ((int64_t)1 << 27) / Vs / 128 * 128; // of logits
-    const int64_t rows = BT < most_rows ? BT : most_rows > 128 ? most_rows : 128;
     // scratch of attention's backward pass, or of the embedding's
     const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
-    return BT * (layers + shared) + rows * Vs * 2 + T * (d / NH) * 4 + (dq > sorted ? dq : sorted);
+    return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + T * (d / NH) * 4 +
+           (dq > sorted ? dq : sorted);
 }
