@@ -41,9 +41,9 @@ finite changes nothing on the device itself.
 // type, name, kept, elements of a layer
 #define ATTENTION_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, KEPT_NONE, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
-    X(bf16, v, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, q, KEPT_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, k, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, v, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
     X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(float, k_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(double, cum_logf, gated ? KEPT_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
@@ -60,7 +60,7 @@ finite changes nothing on the device itself.
     X(bf16, head_o, SHARED, (shared > 0) * BT * d) \
     X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, SHARED, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
+    X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
     X(float, angles, SHARED, ranks * T * dh)        /* [T,dh/2,2] of RoPE */ \
     X(float, delta, SHARED, backward * (gates_output || shared) * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
@@ -200,7 +200,9 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &tokens, layer->stream);
+    if (a.y)
+        output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
+                             layer->partial, &tokens, layer->stream);
     if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
     dout_to_heads(layer, a.head_o, a.head_delta, a.head_dproj, din, a.delta);
@@ -240,7 +242,7 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 // type, name, kept, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
     X(bf16, gate_up, KEPT_QKV, BT * 2 * I)          /* [L,B,T,2I] */                                         \
-    X(bf16, act, SHARED, BT* I)                     /* [B,T,I] */                                            \
+    X(bf16, act, KEPT_NONE, BT* I)                  /* [L,B,T,I] */                                          \
     X(bf16, dgate_up, SHARED, backward* BT * 2 * I) /* [B,T,2I] */                                           \
     X(bf16, dact, SHARED, backward* BT* I)          /* [B,T,I] */
 
@@ -270,7 +272,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
-    swiglu_backward(a.dgate_up, a.act, a.dact, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
+    swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up, down_proj.rows,
+                    down_proj.K, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
     linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
     return {gate_proj, a.dgate_up};
@@ -284,10 +287,10 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 #define MODEL_ACTS(X) \
     X(bf16, x, KEPT_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
     X(float, mixer_rstd, KEPT_QKV, BT)                 /* [L,B,T] */ \
-    X(bf16, mixer_in, SHARED, BT * d)              /* [B,T,d] normed x */ \
+    X(bf16, mixer_in, KEPT_NONE, BT * d)               /* [L,B,T,d] normed x */ \
     X(bf16, x_mid, KEPT_QKV, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
     X(float, mlp_rstd, KEPT_QKV, BT)                   /* [L,B,T] */ \
-    X(bf16, mlp_in, SHARED, BT * d)                /* [B,T,d] normed x_mid */ \
+    X(bf16, mlp_in, KEPT_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
     X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
     X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
@@ -371,7 +374,7 @@ static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs o
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
                               Recompute recompute, int ranks) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
-    int64_t logit_rows = gpu_logit_rows(BT, Vs);
+    int64_t logit_rows = gpu_logit_rows(BT, Vs), has_mlp = config_mlp_size(config) > 0;
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
     MODEL_ACTS(KEPT_ROW)
 }
@@ -419,6 +422,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.deterministic = model->deterministic;
     layer.sequential = model->sequential;
     layer.cudnn = model->cudnn;
+    layer.recompute_outputs = model->recompute > RECOMPUTE_NONE;
     layer.recompute_qkv = model->recompute == RECOMPUTE_QKV;
     return layer;
 }
@@ -720,21 +724,23 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// The backward kernel of whatever computed the input of a linear layer recomputes that input (act by
-// SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient comes after
-// that kernel.
+// Unless it is kept, the backward kernel of whatever computed the input of a linear layer recomputes that
+// input (act by SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient
+// comes after that kernel.
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
     Layer layer = model_layer(model, &model->pass, l);
     Acts a = pass_acts(&model->pass, l);
     WeightStream* weights = &model->weight_stream;
+    const bool writes = layer.recompute_outputs;
     if (model->recompute == RECOMPUTE_BLOCK) block_forward(model, l, true);
     if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
-        rmsnorm_backward(a.dx, a.mlp_in, a.dbranch, a.x_mid, true, &norm, model->partial, model->stream);
+        rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, model->partial,
+                         model->stream);
         weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
     } else {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
@@ -742,7 +748,8 @@ static void block_backward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
+    rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, model->partial,
+                     model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }

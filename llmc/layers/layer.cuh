@@ -59,11 +59,12 @@ typedef struct {
     cudaStream_t stream;
 
     bool deterministic;
-    bool sequential;    // one kernel after another: one stream, no graph
-    bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
-    bool cudnn;         // attention by cuDNN's kernels
-    bool recompute_qkv; // tensors of the column `none` are not kept for the backward pass
-    bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
+    bool sequential;        // one kernel after another: one stream, no graph
+    bool forward_only;      // while scratch_bytes is asked: no backward pass will need it
+    bool cudnn;             // attention by cuDNN's kernels
+    bool recompute_outputs; // tensors of KEPT_NONE are not kept: backward kernels write them again
+    bool recompute_qkv;     // nor are those of KEPT_FUSED
+    bool recomputing;       // this forward pass repeats an earlier one: it counts nothing
 } Layer;
 
 // ----------------------------------------------------------------------------
@@ -71,11 +72,12 @@ typedef struct {
 
 // The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the
 // backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm
-// outputs, act, y but for Mamba-2's) is SHARED. What only the backward pass writes has `backward` times its
-// elements.
+// outputs, act, y but for Mamba-2's) is KEPT_NONE. What only the backward pass writes has `backward` times
+// its elements.
 typedef enum {
     SHARED = -1,
     KEPT_NONE = RECOMPUTE_NONE,   // with --recompute none alone
+    KEPT_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
     KEPT_QKV = RECOMPUTE_QKV,     // unless --recompute block
     KEPT_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
     KEPT_ALWAYS = FORWARD_ONLY

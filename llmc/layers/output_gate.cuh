@@ -145,7 +145,7 @@ __global__ static void __launch_bounds__(256, 3)
             }
             if (me.active) store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
         }
-        if (me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
+        if (y && me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
         if (p.weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
         Raw8 rounded = pack8(g);
         if (me.active) store16_once(dout + (int64_t)bt * d + column, rounded);
@@ -161,8 +161,9 @@ __global__ static void __launch_bounds__(256, 3)
     if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, dgate and delta, and adds to dweight. y is recomputed, with the bits of the
-// forward pass, so that it need not be kept. dout may be dy. partial is scratch of norm_partial_bytes.
+// Writes dout, the gradient of o, dgate and delta, and adds to dweight. Unless it is NULL, y is recomputed,
+// with the bits of the forward pass, so that it need not be kept. dout may be dy. partial is scratch of
+// norm_partial_bytes.
 static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                         const OutputGate* gate, float* partial, const HeadShape* shape,
                                         cudaStream_t stream) {

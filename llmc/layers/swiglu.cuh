@@ -45,7 +45,7 @@ __global__ static void __launch_bounds__(512)
     bf16* out = dgate_up + row * 2 * I + i;
     store16_once(out, pack8(g));
     store16_once(out + I, pack8(u));
-    store16_once(act + row * I + i, pack8(recomputed));
+    if (act) store16_once(act + row * I + i, pack8(recomputed));
 }
 
 // act [rows, I] from gate_up [rows, 2I]
@@ -56,8 +56,8 @@ static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, 
     CUDA_LAUNCH(swiglu_forward_kernel, grid.blocks, grid.threads, stream, act, gate_up, I);
 }
 
-// dgate_up [rows, 2I] from dact [rows, I]. act is recomputed, with the bits of the forward pass, so that it
-// need not be kept. dgate_up may be gate_up, and act may be dact.
+// dgate_up [rows, 2I] from dact [rows, I]. Unless it is NULL, act is recomputed, with the bits of the forward
+// pass, so that it need not be kept. dgate_up may be gate_up, and act may be dact.
 static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up,
                                    int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);

@@ -78,14 +78,14 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
     const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    // Of one layer, bytes a token: what enters a block; q, k and v; what else the backward pass reads (proj,
-    // o, x_mid, gate_up; norms' statistics, lse and gates); what it writes, and outputs of norms, gates and
-    // SwiGLU
-    const int64_t x = 2 * d, qkv = 6 * d, inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
-    const int64_t shared =
-        2 * S + 10 * d + 8 * I + 4 * learns * NH + gates_output * (2 * d + 4 * NH) + 8 * d + 16;
-    const int64_t layers =
-        x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) + qkv * (recompute == RECOMPUTE_NONE ? L : 1);
+    // Of one layer, bytes a token: what enters a block; q, k and v; outputs of norms, gates and SwiGLU; what else
+    // the backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
+    const int64_t x = 2 * d, qkv = 6 * d, outputs = 4 * d + 2 * I + gates_output * 2 * d;
+    const int64_t inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
+    const int64_t shared = 2 * S + 14 * d + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;
+    const int64_t layers = x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) +
+                           qkv * (recompute <= RECOMPUTE_FUSED ? L : 1) +
+                           outputs * (recompute == RECOMPUTE_NONE ? L : 1);
     // scratch of attention's backward pass, or of the embedding's
     const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
     return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + T * (d / NH) * 4 +
