@@ -202,7 +202,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
-                             layer->partial, &tokens, layer->stream);
+                             layer->partial[1], &tokens, layer->stream);
     if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
     dout_to_heads(layer, a.head_o, a.head_delta, a.head_dproj, din, a.delta);
@@ -213,7 +213,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
         forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
                              a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
                              head_gate_bias(layer), layer->scratch, &shape, layer->stream);
-    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial, &shape, layer->stream);
+    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape, layer->stream);
     dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
@@ -344,7 +344,7 @@ typedef struct Model {
     bool deterministic; // the same bits in every run
     bool sequential;    // one kernel after another: one stream, no graph
     void* scratch;      // of one kernel at a time
-    float* partial;     // of norm weight gradients
+    float* partial;     // of NUM_NORM_PARTIALS
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
@@ -415,7 +415,8 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.heads = pass == &model->pass ? model->heads : NULL;              // inference is on one rank
     layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
     layer.scratch = model->scratch;
-    layer.partial = model->partial;
+    // ranks that share sequences add up their heads' gradients behind the kernels, on the main stream
+    norm_partials(layer.partial, model->partial, layer.heads ? NULL : &model->weight_stream.side);
     layer.matmul = &model->matmul;
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
@@ -510,7 +511,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
-    model->partial = (float*)device_bytes(norm_partial_bytes());
+    model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
     if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
@@ -519,7 +520,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
 // With `on` model_add_gradients runs one kernel after another: on one stream, without a graph.
 static void model_set_sequential(Model* model, bool on) {
     model->sequential = on;
-    model->weight_stream.matmul.stream = on ? model->stream : model->weight_stream.own;
+    weight_stream_sequential(&model->weight_stream, on);
 }
 
 static void model_free(Model* model) {
@@ -739,7 +740,7 @@ static void block_backward(Model* model, int64_t l) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
-        rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, model->partial,
+        rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, layer.partial[0],
                          model->stream);
         weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
     } else {
@@ -748,7 +749,7 @@ static void block_backward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, model->partial,
+    rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
@@ -773,7 +774,7 @@ static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
-    rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
+    rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, {model->partial}, model->stream);
     model_reduce_bucket(model, 1 + L);
     if (!model->reducing) layers_backward(model, 0, L);
     for (int64_t end = L, begin; model->reducing && end > 0; end = begin) {

@@ -20,13 +20,10 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../cuda/matmul.cuh"
 #include "rmsnorm.cuh"
 
-// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other
-// kernels leave idle. `main` is the stream of everything else.
+// GEMMs of weight gradients, and sums over tokens of those of norms, on a stream of their own.
 typedef struct {
-    Matmul matmul; // its stream is `own`, or main in sequential mode
-    cudaStream_t own, main;
-    cudaEvent_t event;
-    bool used; // since the last join: a captured stream may wait only for what was captured with it
+    SideStream side;
+    Matmul matmul; // its stream is side.stream
 } WeightStream;
 
 // Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
@@ -51,9 +48,9 @@ typedef struct {
     const Activations* mlp;
     RankHeads* heads; // NULL: all heads and all tokens of a sequence are here; else T is those of the rank
     const int32_t*
-        doc_start;  // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
-    void* scratch;  // of one kernel at a time
-    float* partial; // norm_partial_bytes of scratch
+        doc_start; // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
+    void* scratch; // of one kernel at a time
+    NormPartial partial[NUM_NORM_PARTIALS]; // [0] of the block's norms, the others of its mixer
     Matmul* matmul;
     WeightStream* weight_stream;
     cudaStream_t stream;
@@ -144,35 +141,30 @@ typedef struct {
 } DeferredWeight;
 
 static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
-    w->main = main;
-    CUDA_CHECK(cudaStreamCreate(&w->own));
-    CUDA_CHECK(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming));
-    matmul_init(&w->matmul, !deterministic, w->own);
+    side_init(&w->side, main);
+    matmul_init(&w->matmul, !deterministic, w->side.own);
 }
 
 static inline void weight_stream_free(WeightStream* w) {
     matmul_free(&w->matmul);
-    CUDA_CHECK(cudaStreamDestroy(w->own));
-    CUDA_CHECK(cudaEventDestroy(w->event));
+    side_free(&w->side);
+}
+
+// In sequential mode weight gradients are computed on the main stream.
+static inline void weight_stream_sequential(WeightStream* w, bool on) {
+    w->side.stream = w->matmul.stream = on ? w->side.main : w->side.own;
 }
 
 // Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
 // main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
 // projection, padded, reach into the tensors behind it.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
-    CUDA_CHECK(cudaEventRecord(w->event, w->main));
-    CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));
+    side_fork(&w->side);
     linear_backward_weight(dout, x, linear, &w->matmul);
-    w->used = true;
 }
 
 // What is queued on the main stream from now on waits for the weight gradients in flight.
-static inline void weight_stream_join(WeightStream* w) {
-    if (!w->used) return;
-    w->used = false;
-    CUDA_CHECK(cudaEventRecord(w->event, w->own));
-    CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
-}
+static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 
 // ----------------------------------------------------------------------------
 // what takes a block's normed residual stream back to it: attention, or what may take its place

@@ -162,17 +162,17 @@ __global__ static void __launch_bounds__(256, 3)
 }
 
 // Writes dout, the gradient of o, dgate and delta, and adds to dweight. Unless it is NULL, y is recomputed,
-// with the bits of the forward pass, so that it need not be kept. dout may be dy. partial is scratch of
-// norm_partial_bytes.
+// with the bits of the forward pass, so that it need not be kept. dout may be dy.
 static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
-                                        const OutputGate* gate, float* partial, const HeadShape* shape,
-                                        cudaStream_t stream) {
+                                        const OutputGate* gate, const NormPartial& partial,
+                                        const HeadShape* shape, cudaStream_t stream) {
     Range range("output norm and gate", RANGE_BACKWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial);
+    CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial.sums);
     if (gate->weight)
-        add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, gate->shared, stream);
+        add_head_partials(gate->dweight, partial.sums, groups, shape->NH, shape->dh, gate->shared,
+                          partial.stream(stream));
 }

@@ -301,9 +301,9 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
 }
 
 // Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
-// dweight. partial is scratch of norm_partial_bytes.
+// dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
-                                float* partial, const HeadShape* shape, cudaStream_t stream) {
+                                const NormPartial& partial, const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);
     int64_t NH = shape->NH, dh = shape->dh;
     HeadGrid heads = head_grid(NH, dh);
@@ -311,10 +311,10 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     if (a.tokens == 0) return;
     auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
     int64_t groups = resident_groups(kernel, heads.threads, a.units, a.segments);
-    CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial,
+    CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial.sums,
                 shape->doc_start);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
-            add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
-                              shape->weight_stride == 0, stream);
+            add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,
+                              shape->weight_stride == 0, partial.stream(stream));
 }

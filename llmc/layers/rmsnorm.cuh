@@ -18,6 +18,7 @@ Pointers to bf16 are aligned to 16 bytes.
 #pragma once
 
 #include "../cuda/range.cuh"
+#include "../cuda/side_stream.cuh"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
@@ -36,6 +37,24 @@ static inline int64_t resident_groups(Kernel kernel, int threads, int64_t size, 
 static inline size_t norm_partial_bytes(void) {
     return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) *
            (size_t)device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * 8 * sizeof(float);
+}
+
+// That scratch, and the stream on which the partial sums are added to the gradient. Until side_join what
+// follows on the main stream may neither write to `sums` nor read or write the gradient.
+struct NormPartial {
+    float* sums;
+    SideStream* beside; // NULL: the stream of the kernel that writes them
+
+    cudaStream_t stream(cudaStream_t own) const { return beside ? side_fork(beside) : own; }
+};
+
+// Those of norms of a block, and two of its mixer: they may be in flight at once.
+enum { NUM_NORM_PARTIALS = 3 };
+
+// sums: NUM_NORM_PARTIALS times norm_partial_bytes; NULL without a backward pass
+static inline void norm_partials(NormPartial partials[NUM_NORM_PARTIALS], float* sums, SideStream* beside) {
+    for (size_t i = 0; sums && i < NUM_NORM_PARTIALS; i++)
+        partials[i] = {sums + i * (norm_partial_bytes() / sizeof(float)), beside};
 }
 
 // A block sums 16 columns; each of its 64 rows of threads takes every 64th row of partial.
@@ -165,17 +184,16 @@ static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cud
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
-// recomputed, with the bits of the forward pass, so that it need not be kept. partial is scratch of
-// norm_partial_bytes.
+// recomputed, with the bits of the forward pass, so that it need not be kept.
 static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf16* x, bool add,
-                                    const Norm* norm, float* partial, cudaStream_t stream) {
+                                    const Norm* norm, const NormPartial& partial, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_BACKWARD, stream);
     int threads = rmsnorm_threads(norm->d);
     if (norm->rows == 0) return;
     int64_t blocks = resident_groups(rmsnorm_backward_kernel, threads, 1, norm->rows);
     CUDA_LAUNCH(rmsnorm_backward_kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm,
-                partial);
-    sum_rows(norm->dweight, partial, blocks, norm->d, true, stream);
+                partial.sums);
+    sum_rows(norm->dweight, partial.sums, blocks, norm->d, true, partial.stream(stream));
 }
 
 // ----------------------------------------------------------------------------

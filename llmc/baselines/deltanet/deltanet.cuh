@@ -237,13 +237,13 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &norm, layer->partial, &shape,
-                         layer->stream);
+    output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &norm, layer->partial[1],
+                         &shape, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     if (layer->recompute_qkv) conv_forward(a.qkv, a.proj, &conv, layer->stream);
     delta_backward(&gradients, &scan, &scan_shape, layer->stream);
     beta_backward(a.dproj + 3 * d, a.dbeta, a.beta, &shape, shape.row_stride - 3 * d, layer->stream);
-    conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial, layer->stream);
+    conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial[2].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }

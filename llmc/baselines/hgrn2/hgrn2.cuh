@@ -175,7 +175,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    rmsnorm_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, false, &norm, layer->partial,
+    rmsnorm_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, false, &norm, layer->partial[1],
                      layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     channel_backward(&gradients, &channel, &shape, layer->stream);

@@ -216,10 +216,11 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
 
     linear_backward_input(a.dy, dout, &out_proj, layer->matmul);
     if (layer->recompute_qkv) conv_forward(a.vbc, a.proj + di, &conv, layer->stream);
-    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial, layer->stream);
+    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial[1].sums,
+                        layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &out_proj);
     decay_backward(&gradients, &scan, &shape, layer->stream);
-    conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial, layer->stream);
+    conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial[1].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
