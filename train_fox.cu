@@ -198,6 +198,8 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                                    .deterministic = layer->deterministic,
                                    .scratch = layer->scratch};
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
+    SideStream* side = &layer->weight_stream->side;
+    const bool beside = a.dcum_logf && !layer->heads; // gates beside q, k and v
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
@@ -212,8 +214,11 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     if (a.dcum_logf)
         forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
                              a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
-                             head_gate_bias(layer), layer->scratch, &shape, layer->stream);
+                             head_gate_bias(layer), layer->scratch, &shape,
+                             beside ? side_fork(side) : layer->stream);
+    if (beside) side_mark(side);
     qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape, layer->stream);
+    if (beside) side_await(side);
     dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
