@@ -526,6 +526,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
 static void model_set_sequential(Model* model, bool on) {
     model->sequential = on;
     weight_stream_sequential(&model->weight_stream, on);
+    launch_in_sequence = on;
 }
 
 static void model_free(Model* model) {

@@ -11,6 +11,8 @@ Invariants:
    without the attribute (3.) writes: several may still run, as kernel_wait first lets the next one start.
 3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before
    it have ended, needs no kernel_wait, and may stand between others.
+4. The attribute concerns the kernel before in the same stream. Work of another stream (side_join, side_await,
+   exchange_await) has ended when a kernel behind it starts, or in a graph when its kernel_wait ends.
 */
 #pragma once
 
@@ -21,6 +23,9 @@ Invariants:
 #ifndef LAUNCH_OVERLAPS
 #define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
 #endif
+
+// Each kernel starts when the one before has ended: model_set_sequential
+static bool launch_in_sequence;
 
 // Lets the next kernel start, then waits until all kernels before this one have ended and their writes are
 // visible.
@@ -51,7 +56,8 @@ static inline void launch_allow_shared(const void* kernel) {
 template <class... Parameters, class... Arguments>
 static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
                                    int64_t shared, cudaStream_t stream, Arguments&&... arguments) {
-    static const bool overlaps = launch_overlaps((const void*)kernel);
+    static const bool can_overlap = launch_overlaps((const void*)kernel);
+    const bool overlaps = can_overlap && !launch_in_sequence;
     if (grid.x == 0) return;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -16,7 +16,7 @@ never stored.
 
 #include <float.h>
 #include "../cuda/device.cuh"
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
 // online softmax: a sum of exponentials relative to the largest exponent so far
@@ -62,6 +62,7 @@ template <bool TRAIN, bool CACHED>
 __global__ static void __launch_bounds__(1024)
     classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride,
                       float dloss) {
+    kernel_wait();
     extern __shared__ __align__(16) unsigned char shared[];
     bf16 *row = logits + (int64_t)blockIdx.x * row_stride, *cache = (bf16*)shared;
     int target = targets[blockIdx.x], first = threadIdx.x * 8, step = blockDim.x * 8;
@@ -126,10 +127,8 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     auto kernel = cached  ? classifier_kernel<true, true>
                   : train ? classifier_kernel<true, false>
                           : classifier_kernel<false, false>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<(unsigned)rows, (unsigned)threads, (size_t)bytes, stream>>>(losses, logits, targets, (int)V,
-                                                                         (int)row_stride, dloss);
-    CUDA_CHECK_LAUNCH();
+    launch_after(kernel, (unsigned)rows, threads, bytes, stream, losses, logits, targets, (int)V,
+                 (int)row_stride, dloss);
 }
 
 // Copies the rows of logits to the host, without their padding.

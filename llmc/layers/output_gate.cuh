@@ -67,6 +67,7 @@ __device__ static __forceinline__ float output_gate_token(float x[8], const Outp
 
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
+    kernel_wait();
     const OutputGate p = a.gate;
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh;
@@ -98,7 +99,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    CUDA_LAUNCH(output_gate_forward_kernel, grid, heads.threads, stream, y, o, a);
+    launch_after(output_gate_forward_kernel, grid, heads.threads, 0, stream, y, o, a);
 }
 
 // ----------------------------------------------------------------------------
@@ -106,6 +107,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
 __global__ static void __launch_bounds__(256, 3)
     output_gate_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                 const __grid_constant__ OutputGateArgs a, float* partial) {
+    kernel_wait();
     const OutputGate p = a.gate;
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh, T = a.T;
@@ -171,7 +173,8 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     OutputGateArgs a = output_gate_args(gate, shape);
     int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial.sums);
+    launch_after(output_gate_backward_kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a,
+                 partial.sums);
     if (gate->weight)
         add_head_partials(gate->dweight, partial.sums, groups, shape->NH, shape->dh, gate->shared,
                           partial.stream(stream));

@@ -131,6 +131,7 @@ template <bool DOCS>
 __global__ static void __launch_bounds__(256, 4)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
                        const float* angles, const int32_t* doc_start) {
+    kernel_wait();
     int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
@@ -199,8 +200,8 @@ static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
     auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
-    CUDA_LAUNCH(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a, squares,
-                proj, angles, shape->doc_start);
+    launch_after(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, 0, stream, a, squares,
+                 proj, angles, shape->doc_start);
 }
 
 // ----------------------------------------------------------------------------
@@ -223,6 +224,7 @@ template <bool DOCS>
 __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
                         float* partial, const int32_t* doc_start) {
+    kernel_wait();
     int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
     int groups = (int)gridDim.x / a.units;
     const HeadPath& path = a.paths[unit % 3];
@@ -311,8 +313,8 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     if (a.tokens == 0) return;
     auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
     int64_t groups = resident_groups(kernel, heads.threads, a.units, a.segments);
-    CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial.sums,
-                shape->doc_start);
+    launch_after(kernel, groups * a.units, heads.threads, 0, stream, a, dproj, proj, angles, partial.sums,
+                 shape->doc_start);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,

@@ -17,7 +17,7 @@ Pointers to bf16 are aligned to 16 bytes.
 */
 #pragma once
 
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 #include "../cuda/side_stream.cuh"
 
 // ----------------------------------------------------------------------------
@@ -103,6 +103,7 @@ typedef struct {
 
 __global__ static void __launch_bounds__(1024)
     rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps) {
+    kernel_wait();
     __shared__ float sums[32];
     int c = 8 * threadIdx.x;
     int64_t at = (int64_t)blockIdx.x * d + c;
@@ -179,8 +180,8 @@ static inline int rmsnorm_threads(int64_t d) {
 // y [rows, d] = RMSNorm(x)
 static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x,
-                norm->weight, (int)norm->d, (float)norm->eps);
+    launch_after(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), 0, stream, y, norm->rstd, x,
+                 norm->weight, (int)norm->d, (float)norm->eps);
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is

@@ -6,7 +6,7 @@ a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread
 */
 #pragma once
 
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // Eight channels
 __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
@@ -19,6 +19,7 @@ __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
 
 __global__ static void __launch_bounds__(512)
     swiglu_forward_kernel(bf16* act, const bf16* gate_up, int64_t I) {
+    kernel_wait();
     int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     const bf16* in = gate_up + row * 2 * I + i;
@@ -28,6 +29,7 @@ __global__ static void __launch_bounds__(512)
 
 __global__ static void __launch_bounds__(512)
     swiglu_backward_kernel(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up, int64_t I) {
+    kernel_wait();
     int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     float g[8], u[8], d[8], recomputed[8];
@@ -53,7 +55,7 @@ static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, 
                                   cudaStream_t stream) {
     Range range("SwiGLU", RANGE_FORWARD, stream);
     RowGrid grid = row_grid(rows, I);
-    CUDA_LAUNCH(swiglu_forward_kernel, grid.blocks, grid.threads, stream, act, gate_up, I);
+    launch_after(swiglu_forward_kernel, grid.blocks, grid.threads, 0, stream, act, gate_up, I);
 }
 
 // dgate_up [rows, 2I] from dact [rows, I]. Unless it is NULL, act is recomputed, with the bits of the forward
@@ -62,5 +64,6 @@ static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, 
                                    int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);
     RowGrid grid = row_grid(rows, I);
-    CUDA_LAUNCH(swiglu_backward_kernel, grid.blocks, grid.threads, stream, dgate_up, act, dact, gate_up, I);
+    launch_after(swiglu_backward_kernel, grid.blocks, grid.threads, 0, stream, dgate_up, act, dact, gate_up,
+                 I);
 }
