@@ -90,6 +90,10 @@ static void bench_rmsnorm(int64_t rows, int64_t d) {
         Norm n = norm(s);
         rmsnorm_backward(a[s], NULL, b[s], c[s], false, &n, {partial[0]}, 0);
     });
+    bench("rmsnorm_backward, add", 4 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        rmsnorm_backward(a[s], NULL, b[s], c[s], true, &n, {partial[0]}, 0);
+    });
     bench("rmsnorm_backward, add, y", 5 * row_bytes, [&](int s) {
         Norm n = norm(s);
         rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, {partial[0]}, 0);
@@ -123,6 +127,10 @@ static void bench_output_gate(const HeadTensors& t) {
     bench("output_gate_forward, norm, gate", 3 * bytes + head_bytes, [&](int s) {
         OutputGate g = gate(s);
         output_gate_forward(t.x0[s], t.x1[s], &g, &t.shape, 0);
+    });
+    bench("output_gate_backward, norm, gate, delta", 5 * bytes + 2 * head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        output_gate_backward(t.x0[s], NULL, t.x1[s], t.x2[s], &g, {t.partial[0]}, &t.shape, 0);
     });
     bench("output_gate_backward, norm, gate, delta, y", 6 * bytes + 2 * head_bytes, [&](int s) {
         OutputGate g = gate(s);
@@ -168,6 +176,8 @@ static void bench_swiglu(int64_t rows, int64_t I) {
     Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
     bench("swiglu_forward", 6 * (double)(rows * I),
           [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
+    bench("swiglu_backward", 10 * (double)(rows * I),
+          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, 0); });
     bench("swiglu_backward, act", 12 * (double)(rows * I),
           [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
 }
