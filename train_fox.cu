@@ -8,7 +8,7 @@ Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH ch
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
-All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
+All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
 the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the
 device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not
 finite changes nothing on the device itself.
