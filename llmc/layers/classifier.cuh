@@ -64,8 +64,9 @@ __global__ static void __launch_bounds__(1024)
                       float dloss) {
     kernel_wait();
     extern __shared__ __align__(16) unsigned char shared[];
-    bf16 *row = logits + (int64_t)blockIdx.x * row_stride, *cache = (bf16*)shared;
-    int target = targets[blockIdx.x], first = threadIdx.x * 8, step = blockDim.x * 8;
+    const unsigned row_index = block_from_end();
+    bf16 *row = logits + (int64_t)row_index * row_stride, *cache = (bf16*)shared;
+    int target = targets[row_index], first = threadIdx.x * 8, step = blockDim.x * 8;
     bool known = target >= 0 && target < V;
     bool none = target == TARGET_NONE, beaten = false; // beaten: another token is likelier
     float target_logit = known ? __bfloat162float(row[target]) : NAN;
@@ -86,7 +87,7 @@ __global__ static void __launch_bounds__(1024)
     s = block_exp_sum(s); // after its barrier the target's logit may be overwritten
     float loss = none ? 0 : logf(s.sum) - (target_logit - s.max);
     if (!TRAIN && !__syncthreads_or(beaten) && !none) loss = -loss;
-    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+    if (threadIdx.x == 0) losses[row_index] = loss;
     if (!TRAIN) return;
 
     // from the end, as what was read last is most likely still in L2

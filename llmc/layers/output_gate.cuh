@@ -71,7 +71,7 @@ __global__ static void __launch_bounds__(256)
     const OutputGate p = a.gate;
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh;
-    int first = (int)blockIdx.x * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
+    int first = (int)block_from_end() * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
     int64_t at = (int64_t)first * d + column, at_gate = first * a.row_stride + column;
     Raw8 in[OUTPUT_GATE_TOKENS] = {}, logits[OUTPUT_GATE_TOKENS] = {}, w = {};
 #pragma unroll
@@ -124,13 +124,14 @@ __global__ static void __launch_bounds__(256, 3)
         if (valid && p.weight) token.rstd = p.rstd[(int64_t)bt * a.NH + me.head];
         return token;
     };
-    OutputGateToken ahead = load((int)blockIdx.x, me.active);
-    int b = (int)blockIdx.x / T, t = (int)blockIdx.x % T;
+    int bt = a.tokens - 1 - (int)blockIdx.x; // from the end, as block_from_end
+    OutputGateToken ahead = load(bt, me.active);
+    int b = bt / T, t = bt % T;
 #pragma unroll 1
-    for (int bt = (int)blockIdx.x; bt < a.tokens; bt += (int)gridDim.x) {
+    for (; bt >= 0; bt -= (int)gridDim.x) {
         OutputGateToken token = ahead;
-        int next = bt + (int)gridDim.x;
-        ahead = load(next, me.active && next < a.tokens);
+        int next = bt - (int)gridDim.x;
+        ahead = load(next, me.active && next >= 0);
         float x[8], g[8], normed[8];
         unpack8(x, token.o);
         unpack8(g, token.dy);
@@ -158,7 +159,7 @@ __global__ static void __launch_bounds__(256, 3)
             sum = head_sum(sum, me);
             if (me.active && me.channel == 0) p.delta[((int64_t)b * a.NH + me.head) * T + t] = sum;
         }
-        for (t += (int)gridDim.x; t >= T; t -= T) b++;
+        for (t -= (int)gridDim.x; t < 0; t += T) b--;
     }
     if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }

@@ -133,7 +133,7 @@ __global__ static void __launch_bounds__(256, 4)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
                        const float* angles, const int32_t* doc_start) {
     kernel_wait();
-    int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
+    int unit = (int)block_from_end() % a.units, first = (int)block_from_end() / a.units * QKV_TOKENS;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit % 3 < 2;
@@ -207,9 +207,10 @@ static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf
 // backward
 //
 // Token t's input reaches its own output with 1 - alpha_t and the next token's with alpha_{t+1}. A thread
-// walks through a segment, neighbouring tokens of one sequence, backward in time and carries the gradient that
-// comes from the later token. At the end of a segment the later token belongs to another segment: its share is
-// recomputed here. A thread takes its segments for one path after another, so that all have the same work.
+// walks through a segment, neighbouring tokens of one sequence, backward in time and carries the gradient
+// that comes from the later token. At the end of a segment the later token belongs to another segment: its
+// share is recomputed here. A thread takes its segments for one path after another, so that all have the same
+// work.
 
 // What a thread reads of one token: its gradient, its gate, and the channels of the token before, as its own
 // were read with the later token. All are raw bits: a conversion would wait for the load.

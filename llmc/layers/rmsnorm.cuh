@@ -106,7 +106,7 @@ __global__ static void __launch_bounds__(1024)
     kernel_wait();
     __shared__ float sums[32];
     int c = 8 * threadIdx.x;
-    int64_t at = (int64_t)blockIdx.x * d + c;
+    int64_t row = block_from_end(), at = row * d + c;
     float v[8] = {}, w[8] = {}, sum = 0;
     if (c < d) {
         Raw8 in = load_raw8_once(x + at), weights = load_raw8(weight + c);
@@ -115,7 +115,7 @@ __global__ static void __launch_bounds__(1024)
         for (int i = 0; i < 8; i++) sum += v[i] * v[i];
     }
     float r = norm_rstd(__fdividef(block_sum_all(sum, sums), (float)d), eps);
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0) rstd[row] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
     store16_once(y + at, pack8(v));
@@ -145,10 +145,11 @@ __global__ static void __launch_bounds__(1024)
     float w[8] = {}, dw[8] = {};
     if (active) unpack8(w, load16(norm.weight + c));
     int buffer = 0;
-    NormRow next = load(blockIdx.x);
-    for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x, buffer ^= 1) {
+    int64_t row = norm.rows - 1 - blockIdx.x; // from the end, as block_from_end
+    NormRow next = load(row);
+    for (; row >= 0; row -= gridDim.x, buffer ^= 1) {
         NormRow now = next;
-        if (row + gridDim.x < norm.rows) next = load(row + gridDim.x); // in flight during this row's sum
+        if (row >= gridDim.x) next = load(row - gridDim.x); // in flight during this row's sum
         float g[8], v[8], gx = 0;
         unpack8(g, now.dy);
         unpack8(v, now.x);

@@ -20,7 +20,7 @@ __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
 __global__ static void __launch_bounds__(512)
     swiglu_forward_kernel(bf16* act, const bf16* gate_up, int64_t I) {
     kernel_wait();
-    int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
+    int64_t row = block_from_end(), i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     const bf16* in = gate_up + row * 2 * I + i;
     Raw8 g_in = load_raw8_once(in), u_in = load_raw8_once(in + I);
@@ -30,7 +30,7 @@ __global__ static void __launch_bounds__(512)
 __global__ static void __launch_bounds__(512)
     swiglu_backward_kernel(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up, int64_t I) {
     kernel_wait();
-    int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
+    int64_t row = block_from_end(), i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     float g[8], u[8], d[8], recomputed[8];
     const bf16* in = gate_up + row * 2 * I + i;
