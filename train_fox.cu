@@ -293,8 +293,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(bf16, x, KEPT_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
     X(float, mixer_rstd, KEPT_QKV, BT)                 /* [L,B,T] */ \
     X(bf16, mixer_in, KEPT_NONE, BT * d)               /* [L,B,T,d] normed x */ \
-    X(bf16, x_mid, KEPT_QKV, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, KEPT_QKV, BT)                   /* [L,B,T] */ \
+    X(bf16, x_mid, KEPT_QKV, has_mlp * BT * d)         /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, KEPT_QKV, has_mlp * BT)         /* [L,B,T] */ \
     X(bf16, mlp_in, KEPT_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
     X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
