@@ -242,24 +242,25 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             int first = segment % a.segments_of_T * a.segment, last = min(first + a.segment, a.T);
             int t = shift && last < a.T ? last : last - 1; // `last` only for its share in token last - 1
             int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
-            const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d + in_heads;
-            const float* rstd = path.rstd + bt * a.NH + me.head;
+            // the same in all threads, so that they are in uniform registers
+            const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d;
+            const float* rstd = path.rstd + bt * a.NH;
             const int32_t* start = DOCS ? doc_start + bt : NULL;
             bf16* drow = dproj + bt * stride;
-            int column = (int)path.column + in_heads, column_before = column - stride;
-            int gate = (int)path.shift + me.head;
+            int column = (int)path.column, gate = (int)path.shift;
             auto load = [&](bool valid, bool has_before) {
                 QkvToken token = {};
-                if (valid) token.dout = load_raw8(dout);
-                if (valid && has_before && (shift || norm)) token.before = load_raw8(row + column_before);
-                if (valid && shift) token.logit = row[gate];
-                if (valid && norm) token.rstd = *rstd;
+                if (valid) token.dout = load_raw8(dout + in_heads);
+                if (valid && has_before && (shift || norm))
+                    token.before = load_raw8(row - stride + column + in_heads);
+                if (valid && shift) token.logit = (row + gate)[me.head];
+                if (valid && norm) token.rstd = rstd[me.head];
                 if (DOCS && valid) token.start = *start;
                 return token;
             };
             float later[8] = {};
             Raw8 now = {};
-            if ((shift || norm) && me.active) now = load_raw8(row + column);
+            if ((shift || norm) && me.active) now = load_raw8(row + column + in_heads);
             QkvToken ahead = load(me.active, t > 0);
 #pragma unroll 1
             for (; t >= first; t--) {
@@ -284,9 +285,10 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                     later[i] = begins ? 0 : alpha * g[i];
                 }
                 if (t < last) {
-                    if (me.active) store16_once(drow + column, pack8(x));
+                    if (me.active) store16_once(drow + column + in_heads, pack8(x));
                     if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
-                    if (shift && me.active && me.channel == 0) drow[gate] = __float2bfloat16(dalpha);
+                    if (shift && me.active && me.channel == 0)
+                        (drow + gate)[me.head] = __float2bfloat16(dalpha);
                 }
                 drow -= stride;
             }
