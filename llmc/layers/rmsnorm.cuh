@@ -18,7 +18,6 @@ Pointers to bf16 are aligned to 16 bytes.
 #pragma once
 
 #include "../cuda/launch.cuh"
-#include "../cuda/side_stream.cuh"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
