@@ -11,8 +11,9 @@ Invariants:
    without the attribute (3.) writes: several may still run, as kernel_wait first lets the next one start.
 3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before
    it have ended, needs no kernel_wait, and may stand between others.
-4. The attribute concerns the kernel before in the same stream. Work of another stream (side_join, side_await,
-   exchange_await) has ended when a kernel behind it starts, or in a graph when its kernel_wait ends.
+4. In a pass that is captured into a graph, the first kernel behind work of another stream (side_fork,
+   side_join, side_await, exchange_await) is launched without the attribute: a kernel with it depends on the
+   one before alone.
 */
 #pragma once
 

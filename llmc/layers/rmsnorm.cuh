@@ -102,7 +102,6 @@ typedef struct {
 
 __global__ static void __launch_bounds__(1024)
     rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps) {
-    kernel_wait();
     __shared__ float sums[32];
     int c = 8 * threadIdx.x;
     int64_t row = block_from_end(), at = row * d + c;
@@ -180,8 +179,8 @@ static inline int rmsnorm_threads(int64_t d) {
 // y [rows, d] = RMSNorm(x)
 static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_FORWARD, stream);
-    launch_after(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), 0, stream, y, norm->rstd, x,
-                 norm->weight, (int)norm->d, (float)norm->eps);
+    CUDA_LAUNCH(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x,
+                norm->weight, (int)norm->d, (float)norm->eps);
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
