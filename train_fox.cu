@@ -8,7 +8,7 @@ Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH ch
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
-All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
+All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
 the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the
 device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not
 finite changes nothing on the device itself.
@@ -41,9 +41,9 @@ finite changes nothing on the device itself.
 // type, name, kept, elements of a layer
 #define ATTENTION_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, KEPT_NONE, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
-    X(bf16, v, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, q, KEPT_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, k, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, v, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
     X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(float, k_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(double, cum_logf, gated ? KEPT_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
@@ -60,7 +60,7 @@ finite changes nothing on the device itself.
     X(bf16, head_o, SHARED, (shared > 0) * BT * d) \
     X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, SHARED, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
+    X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
     X(float, angles, SHARED, ranks * T * dh)        /* [T,dh/2,2] of RoPE */ \
     X(float, delta, SHARED, backward * (gates_output || shared) * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
@@ -198,9 +198,13 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                                    .deterministic = layer->deterministic,
                                    .scratch = layer->scratch};
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
+    SideStream* side = &layer->weight_stream->side;
+    const bool beside = a.dcum_logf && !layer->heads; // gates beside q, k and v
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &tokens, layer->stream);
+    if (a.y)
+        output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
+                             layer->partial[1], &tokens, layer->stream);
     if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
     dout_to_heads(layer, a.head_o, a.head_delta, a.head_dproj, din, a.delta);
@@ -210,8 +214,11 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     if (a.dcum_logf)
         forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
                              a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
-                             head_gate_bias(layer), layer->scratch, &shape, layer->stream);
-    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial, &shape, layer->stream);
+                             head_gate_bias(layer), layer->scratch, &shape,
+                             beside ? side_fork(side) : layer->stream);
+    if (beside) side_mark(side);
+    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape, layer->stream);
+    if (beside) side_await(side);
     dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
@@ -240,7 +247,7 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 // type, name, kept, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
     X(bf16, gate_up, KEPT_QKV, BT * 2 * I)          /* [L,B,T,2I] */                                         \
-    X(bf16, act, SHARED, BT* I)                     /* [B,T,I] */                                            \
+    X(bf16, act, KEPT_NONE, BT* I)                  /* [L,B,T,I] */                                          \
     X(bf16, dgate_up, SHARED, backward* BT * 2 * I) /* [B,T,2I] */                                           \
     X(bf16, dact, SHARED, backward* BT* I)          /* [B,T,I] */
 
@@ -270,7 +277,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
-    swiglu_backward(a.dgate_up, a.act, a.dact, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
+    swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up, down_proj.rows,
+                    down_proj.K, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
     linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
     return {gate_proj, a.dgate_up};
@@ -284,10 +292,10 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 #define MODEL_ACTS(X) \
     X(bf16, x, KEPT_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
     X(float, mixer_rstd, KEPT_QKV, BT)                 /* [L,B,T] */ \
-    X(bf16, mixer_in, SHARED, BT * d)              /* [B,T,d] normed x */ \
-    X(bf16, x_mid, KEPT_QKV, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, KEPT_QKV, BT)                   /* [L,B,T] */ \
-    X(bf16, mlp_in, SHARED, BT * d)                /* [B,T,d] normed x_mid */ \
+    X(bf16, mixer_in, KEPT_NONE, BT * d)               /* [L,B,T,d] normed x */ \
+    X(bf16, x_mid, KEPT_QKV, has_mlp * BT * d)         /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, KEPT_QKV, has_mlp * BT)         /* [L,B,T] */ \
+    X(bf16, mlp_in, KEPT_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
     X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
     X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
@@ -341,7 +349,7 @@ typedef struct Model {
     bool deterministic; // the same bits in every run
     bool sequential;    // one kernel after another: one stream, no graph
     void* scratch;      // of one kernel at a time
-    float* partial;     // of norm weight gradients
+    float* partial;     // of NUM_NORM_PARTIALS
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
@@ -368,16 +376,10 @@ static int64_t model_tail(const Config* c) {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
-static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
-    int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
-    return std::min(rows, std::max<int64_t>(most, 128));
-}
-
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
                               Recompute recompute, int ranks) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
-    int64_t logit_rows = model_logit_rows(BT, Vs);
+    int64_t logit_rows = gpu_logit_rows(BT, Vs), has_mlp = config_mlp_size(config) > 0;
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
     MODEL_ACTS(KEPT_ROW)
 }
@@ -418,13 +420,15 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.heads = pass == &model->pass ? model->heads : NULL;              // in inference by cache_new
     layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
     layer.scratch = model->scratch;
-    layer.partial = model->partial;
+    // ranks that share sequences add up their heads' gradients behind the kernels, on the main stream
+    norm_partials(layer.partial, model->partial, layer.heads ? NULL : &model->weight_stream.side);
     layer.matmul = &model->matmul;
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
     layer.deterministic = model->deterministic;
     layer.sequential = model->sequential;
     layer.cudnn = model->cudnn;
+    layer.recompute_outputs = model->recompute > RECOMPUTE_NONE;
     layer.recompute_qkv = model->recompute == RECOMPUTE_QKV;
     return layer;
 }
@@ -512,7 +516,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
-    model->partial = (float*)device_bytes(norm_partial_bytes());
+    model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
     if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
@@ -521,7 +525,8 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
 // With `on` model_add_gradients runs one kernel after another: on one stream, without a graph.
 static void model_set_sequential(Model* model, bool on) {
     model->sequential = on;
-    model->weight_stream.matmul.stream = on ? model->stream : model->weight_stream.own;
+    weight_stream_sequential(&model->weight_stream, on);
+    launch_in_sequence = on;
 }
 
 static void model_free(Model* model) {
@@ -709,7 +714,7 @@ static Linear model_lm_head(const Model* model, int64_t rows) {
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
-    int64_t chunk = model_logit_rows(BT, model->Vs);
+    int64_t chunk = gpu_logit_rows(BT, model->Vs);
     Range range("lm_head and loss", RANGE_FORWARD, model->stream);
     for (int64_t t = 0; t < BT; t += chunk) {
         Linear lm_head = model_lm_head(model, std::min(chunk, BT - t));
@@ -726,21 +731,23 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// The backward kernel of whatever computed the input of a linear layer recomputes that input (act by
-// SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient comes after
-// that kernel.
+// Unless it is kept, the backward kernel of whatever computed the input of a linear layer recomputes that
+// input (act by SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient
+// comes after that kernel.
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
     Layer layer = model_layer(model, &model->pass, l);
     Acts a = pass_acts(&model->pass, l);
     WeightStream* weights = &model->weight_stream;
+    const bool writes = layer.recompute_outputs;
     if (model->recompute == RECOMPUTE_BLOCK) block_forward(model, l, true);
     if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
-        rmsnorm_backward(a.dx, a.mlp_in, a.dbranch, a.x_mid, true, &norm, model->partial, model->stream);
+        rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, layer.partial[0],
+                         model->stream);
         weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
     } else {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
@@ -748,7 +755,8 @@ static void block_backward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
+    rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
+                     model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
@@ -772,7 +780,7 @@ static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
-    rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
+    rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, {model->partial}, model->stream);
     model_reduce_bucket(model, 1 + L);
     if (!model->reducing) layers_backward(model, 0, L);
     for (int64_t end = L, begin; model->reducing && end > 0; end = begin) {

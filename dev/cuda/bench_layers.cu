@@ -88,11 +88,15 @@ static void bench_rmsnorm(int64_t rows, int64_t d) {
     });
     bench("rmsnorm_backward", 3 * row_bytes, [&](int s) {
         Norm n = norm(s);
-        rmsnorm_backward(a[s], NULL, b[s], c[s], false, &n, partial[0], 0);
+        rmsnorm_backward(a[s], NULL, b[s], c[s], false, &n, {partial[0]}, 0);
+    });
+    bench("rmsnorm_backward, add", 4 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        rmsnorm_backward(a[s], NULL, b[s], c[s], true, &n, {partial[0]}, 0);
     });
     bench("rmsnorm_backward, add, y", 5 * row_bytes, [&](int s) {
         Norm n = norm(s);
-        rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, partial[0], 0);
+        rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, {partial[0]}, 0);
     });
 }
 
@@ -124,9 +128,13 @@ static void bench_output_gate(const HeadTensors& t) {
         OutputGate g = gate(s);
         output_gate_forward(t.x0[s], t.x1[s], &g, &t.shape, 0);
     });
+    bench("output_gate_backward, norm, gate, delta", 5 * bytes + 2 * head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        output_gate_backward(t.x0[s], NULL, t.x1[s], t.x2[s], &g, {t.partial[0]}, &t.shape, 0);
+    });
     bench("output_gate_backward, norm, gate, delta, y", 6 * bytes + 2 * head_bytes, [&](int s) {
         OutputGate g = gate(s);
-        output_gate_backward(t.x0[s], t.x3[s], t.x1[s], t.x2[s], &g, t.partial[0], &t.shape, 0);
+        output_gate_backward(t.x0[s], t.x3[s], t.x1[s], t.x2[s], &g, {t.partial[0]}, &t.shape, 0);
     });
 }
 
@@ -160,7 +168,7 @@ static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool n
     if (measured) return;
     snprintf(title, sizeof title, "qkv_backward, %s", name);
     bench(title, (6 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
-        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], t.partial[0], &t.shape, 0);
+        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], {t.partial[0]}, &t.shape, 0);
     });
 }
 
@@ -168,6 +176,8 @@ static void bench_swiglu(int64_t rows, int64_t I) {
     Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
     bench("swiglu_forward", 6 * (double)(rows * I),
           [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
+    bench("swiglu_backward", 10 * (double)(rows * I),
+          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, 0); });
     bench("swiglu_backward, act", 12 * (double)(rows * I),
           [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
 }

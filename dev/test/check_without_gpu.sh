@@ -16,7 +16,7 @@ for part in "$(basename "$trainer") " "CUDA " NCCL cuDNN MPI "GPU code sm_"; do 
 check "--dry-run" "$trainer" --dry-run --model fox-pro-760m
 said "759512640"
 said "no GPU or no driver was found here"
-for level in none qkv block; do said "--recompute $level"; done
+for level in none fused qkv block; do said "--recompute $level"; done
 equals "" "$(cat "$scratch/stderr")"
 check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data none --sample-every 1 --generate 60000
 said "samples, requests           9115.8 MiB"

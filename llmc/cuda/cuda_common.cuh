@@ -80,6 +80,11 @@ static inline RowGrid row_grid(int64_t rows, int64_t n) {
     return {dim3((unsigned)rows, (unsigned)parts), (unsigned)(32 * ceil_div<int64_t>(n, 8 * 32 * parts))};
 }
 
+// The x index of a thread block, from the end. Blocks start in the order of blockIdx.x, and GEMMs write and
+// read rows from the first to the last: a kernel between two of them that takes rows from the end finds in L2
+// what was written last, and leaves there what is read first.
+__device__ static inline unsigned block_from_end(void) { return gridDim.x - 1 - blockIdx.x; }
+
 // Two pinned host buffers that take turns: the host uses one while the device copies to or from the other.
 typedef struct {
     void* data[2];       // NULL: not open

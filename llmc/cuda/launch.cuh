@@ -11,6 +11,9 @@ Invariants:
    without the attribute (3.) writes: several may still run, as kernel_wait first lets the next one start.
 3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before
    it have ended, needs no kernel_wait, and may stand between others.
+4. In a pass that is captured into a graph, the first kernel behind work of another stream (side_fork,
+   side_join, side_await, exchange_await) is launched without the attribute: a kernel with it depends on the
+   one before alone.
 */
 #pragma once
 
@@ -21,6 +24,9 @@ Invariants:
 #ifndef LAUNCH_OVERLAPS
 #define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
 #endif
+
+// Each kernel starts when the one before has ended: model_set_sequential
+static bool launch_in_sequence;
 
 // Lets the next kernel start, then waits until all kernels before this one have ended and their writes are
 // visible.
@@ -51,7 +57,8 @@ static inline void launch_allow_shared(const void* kernel) {
 template <class... Parameters, class... Arguments>
 static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
                                    int64_t shared, cudaStream_t stream, Arguments&&... arguments) {
-    static const bool overlaps = launch_overlaps((const void*)kernel);
+    static const bool can_overlap = launch_overlaps((const void*)kernel);
+    const bool overlaps = can_overlap && !launch_in_sequence;
     if (grid.x == 0) return;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -74,4 +81,60 @@ template <class... Parameters, class... Arguments>
 static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
                                 cudaStream_t stream, Arguments&&... arguments) {
     launch_clusters(kernel, 1, grid, threads, shared, stream, std::forward<Arguments>(arguments)...);
+}
+
+// ----------------------------------------------------------------------------
+// a second stream beside the main one, for work that only later kernels of the main stream need: it runs on
+// multiprocessors that the ends of other kernels leave idle
+//
+//     side_fork     what is queued on the side stream from now on waits for what is queued on the main one
+//     side_join     what is queued on the main stream from now on waits for what is queued on the side one
+//     side_mark, side_await     the same for what was queued on the side stream at side_mark
+//
+// A stream that is being captured may wait only for what was captured with it, so that side_join does nothing
+// unless side_fork was called since the last one. The GPU trainer's is in its WeightStream (layers/layer.cuh).
+
+typedef struct {
+    cudaStream_t main;
+    cudaStream_t stream; // main in sequential mode, else `own`
+    cudaStream_t own;
+    cudaEvent_t event, marked;
+    bool used; // since the last side_join
+} SideStream;
+
+static inline void side_init(SideStream* side, cudaStream_t main) {
+    side->main = main;
+    CUDA_CHECK(cudaStreamCreate(&side->own));
+    CUDA_CHECK(cudaEventCreateWithFlags(&side->event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&side->marked, cudaEventDisableTiming));
+    side->stream = side->own;
+    side->used = false;
+}
+
+static inline void side_free(SideStream* side) {
+    CUDA_CHECK(cudaStreamDestroy(side->own));
+    CUDA_CHECK(cudaEventDestroy(side->event));
+    CUDA_CHECK(cudaEventDestroy(side->marked));
+}
+
+static inline void side_order(SideStream* side, cudaStream_t later, cudaStream_t earlier) {
+    if (later == earlier) return;
+    CUDA_CHECK(cudaEventRecord(side->event, earlier));
+    CUDA_CHECK(cudaStreamWaitEvent(later, side->event, 0));
+}
+
+static inline cudaStream_t side_fork(SideStream* side) {
+    side_order(side, side->stream, side->main);
+    side->used = true;
+    return side->stream;
+}
+
+static inline void side_join(SideStream* side) {
+    if (side->used) side_order(side, side->main, side->stream);
+    side->used = false;
+}
+
+static inline void side_mark(SideStream* side) { CUDA_CHECK(cudaEventRecord(side->marked, side->stream)); }
+static inline void side_await(SideStream* side) {
+    CUDA_CHECK(cudaStreamWaitEvent(side->main, side->marked, 0));
 }

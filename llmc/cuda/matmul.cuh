@@ -14,6 +14,7 @@ to bf16 or add them in the order of arrival.
 #pragma once
 
 #include <cublasLt.h>
+#include <float.h>
 #include <type_traits>
 #include "range.cuh"
 
@@ -62,7 +63,7 @@ typedef struct {
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
 
-enum { MATMUL_MAX_PLANS = 128, MATMUL_CANDIDATES = 8 };
+enum { MATMUL_MAX_PLANS = 128, MATMUL_CANDIDATES = 24 };
 static const size_t MATMUL_WORKSPACE = (size_t)32 << 20; // bytes; cuBLAS's recommendation for Hopper
 
 // The GEMMs of one stream. They run one after another, and so share a workspace.
@@ -76,8 +77,8 @@ typedef struct {
 } Matmul;
 
 // Allocates the workspace; matmul_free frees it. With `tune` the first call of a shape takes some
-// milliseconds, waits for the device, and for that time allocates a second output. The choice then depends on
-// timings, so that another run may choose another kernel and round differently.
+// milliseconds, waits for the device, and if it adds to d, for that time allocates a second output. The
+// choice then depends on timings, so that another run may choose another kernel and round differently.
 static inline void matmul_init(Matmul* mm, bool tune, cudaStream_t stream) {
     memset(mm, 0, sizeof *mm);
     mm->stream = stream;
@@ -100,14 +101,15 @@ static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
                                 x->d, &p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
-// Times n candidates on the operands, with an output of its own, and returns the index of the fastest.
-// Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if
-// there is no memory for the second output, of which the first time warns.
+// Times n candidates on the operands, with an output of its own where the GEMM adds to d, and returns the
+// index of the fastest. Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise
+// rarely decides, or if there is no memory for the second output, of which the first time warns.
 static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* candidates,
                                  int n, MatmulOperands x) {
-    void* output;
+    void* output = x.d;
+    const bool adds = x.residual == x.d;
     size_t bytes = (size_t)(p->shape.ldd * p->shape.n) * (p->shape.d_type == CUDA_R_32F ? 4 : 2);
-    if (cudaMalloc(&output, bytes) != cudaSuccess) {
+    if (adds && cudaMalloc(&output, bytes) != cudaSuccess) {
         static bool warned;
         cudaGetLastError(); // clears the error
         if (!warned)
@@ -117,27 +119,29 @@ static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
         warned = true;
         return 0;
     }
-    CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));
+    if (adds) CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));
     CUDA_CHECK(cudaDeviceSynchronize()); // no other work while timing
-    if (x.residual == x.d) x.residual = output;
-    x.d = output;
+    if (adds) x.residual = x.d = output;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
-    float least[MATMUL_CANDIDATES], ms;
-    // interleaved, as a GPU slows down when it gets warm; the first round does not count
+    float least[MATMUL_CANDIDATES], fastest = FLT_MAX, ms;
+    // interleaved, as a GPU slows down when it gets warm; the first round does not count, and the last four are
+    // among those that come near the fastest
     for (int round = 0; round < 6; round++)
         for (int i = 0; i < n; i++) {
+            if (round > 1 && least[i] > 1.15f * fastest) continue;
             CUDA_CHECK(cudaEventRecord(start, mm->stream));
             matmul_launch(mm, p, &candidates[i].algo, &x);
             CUDA_CHECK(cudaEventRecord(stop, mm->stream));
             CUDA_CHECK(cudaEventSynchronize(stop));
             CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
             if (round <= 1 || ms < least[i]) least[i] = ms;
+            if (round > 0 && ms < fastest) fastest = ms;
         }
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
-    CUDA_CHECK(cudaFree(output));
+    if (adds) CUDA_CHECK(cudaFree(output));
     int best = 0;
     for (int i = 1; i < n; i++)
         if (least[i] < least[best] && least[i] < 0.97f * least[0]) best = i;

@@ -16,7 +16,7 @@ never stored.
 
 #include <float.h>
 #include "../cuda/device.cuh"
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
 // online softmax: a sum of exponentials relative to the largest exponent so far
@@ -62,9 +62,11 @@ template <bool TRAIN, bool CACHED>
 __global__ static void __launch_bounds__(1024)
     classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride,
                       float dloss) {
+    kernel_wait();
     extern __shared__ __align__(16) unsigned char shared[];
-    bf16 *row = logits + (int64_t)blockIdx.x * row_stride, *cache = (bf16*)shared;
-    int target = targets[blockIdx.x], first = threadIdx.x * 8, step = blockDim.x * 8;
+    const unsigned row_index = block_from_end();
+    bf16 *row = logits + (int64_t)row_index * row_stride, *cache = (bf16*)shared;
+    int target = targets[row_index], first = threadIdx.x * 8, step = blockDim.x * 8;
     bool known = target >= 0 && target < V;
     bool none = target == TARGET_NONE, beaten = false; // beaten: another token is likelier
     float target_logit = known ? __bfloat162float(row[target]) : NAN;
@@ -85,7 +87,7 @@ __global__ static void __launch_bounds__(1024)
     s = block_exp_sum(s); // after its barrier the target's logit may be overwritten
     float loss = none ? 0 : logf(s.sum) - (target_logit - s.max);
     if (!TRAIN && !__syncthreads_or(beaten) && !none) loss = -loss;
-    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+    if (threadIdx.x == 0) losses[row_index] = loss;
     if (!TRAIN) return;
 
     // from the end, as what was read last is most likely still in L2
@@ -126,10 +128,8 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     auto kernel = cached  ? classifier_kernel<true, true>
                   : train ? classifier_kernel<true, false>
                           : classifier_kernel<false, false>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<(unsigned)rows, (unsigned)threads, (size_t)bytes, stream>>>(losses, logits, targets, (int)V,
-                                                                         (int)row_stride, dloss);
-    CUDA_CHECK_LAUNCH();
+    launch_after(kernel, (unsigned)rows, threads, bytes, stream, losses, logits, targets, (int)V,
+                 (int)row_stride, dloss);
 }
 
 // Copies the rows of logits to the host, without their padding.

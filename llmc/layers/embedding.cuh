@@ -12,7 +12,7 @@ bits in every run.
 */
 #pragma once
 
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
 // forward: one warp a row
@@ -146,6 +146,7 @@ __device__ static inline void add_to_row(float* row, float x[8]) {
 __global__ static void __launch_bounds__(512)
     embedding_sum_kernel(float* dembeddings, float* parts, const bf16* dx, const uint64_t* sorted,
                          int64_t rows, int64_t d, int64_t slice) {
+    kernel_wait();
     const int ahead = 4;
     int64_t first = blockIdx.x * slice, last = min(first + slice, rows);
     int64_t c = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
@@ -190,6 +191,7 @@ __global__ static void __launch_bounds__(512)
 __global__ static void __launch_bounds__(512)
     embedding_join_kernel(float* dembeddings, const float* parts, const uint64_t* sorted, int64_t rows,
                           int64_t d, int64_t slice) {
+    kernel_wait();
     int64_t n = blockIdx.x, slices = gridDim.x;
     int64_t c = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (c >= d || n + 1 == slices) return;
@@ -228,8 +230,8 @@ static inline void embedding_backward(float* dembeddings, const bf16* dx, const 
 
     int64_t slice = embedding_slice(rows);
     RowGrid grid = row_grid(ceil_div(rows, slice), d);
-    CUDA_LAUNCH(embedding_sum_kernel, grid.blocks, grid.threads, stream, dembeddings, parts, dx, sorted, rows,
-                d, slice);
-    CUDA_LAUNCH(embedding_join_kernel, grid.blocks, grid.threads, stream, dembeddings, parts, sorted, rows, d,
-                slice);
+    launch_after(embedding_sum_kernel, grid.blocks, grid.threads, 0, stream, dembeddings, parts, dx, sorted,
+                 rows, d, slice);
+    launch_after(embedding_join_kernel, grid.blocks, grid.threads, 0, stream, dembeddings, parts, sorted,
+                 rows, d, slice);
 }

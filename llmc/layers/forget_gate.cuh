@@ -28,7 +28,7 @@ of the chunks before (or after) it. So a few heads fill the GPU, and every order
 
 #include "../model/documents.h"
 #include "../model/shapes.h"
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 enum { FORGET_GATE_CHUNK = 256 }; // tokens, and threads of a block
 
@@ -105,6 +105,7 @@ __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     forget_gate_scan_kernel(double* __restrict__ cum_logf, double* __restrict__ totals,
                             const float* __restrict__ dcum_logf, const bf16* __restrict__ z,
                             const float* __restrict__ bias, const __grid_constant__ HeadShape s) {
+    kernel_wait();
     GateChunk chunk(s);
     int64_t t = chunk.first + threadIdx.x, at = chunk.head * s.T + t;
     float x = 0;
@@ -125,6 +126,7 @@ __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
 __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     forget_gate_carry_kernel(double* __restrict__ cum_logf, const double* __restrict__ totals,
                              const __grid_constant__ HeadShape s) {
+    kernel_wait();
     GateChunk chunk(s);
     int64_t t = chunk.first + threadIdx.x;
     if (chunk.index == 0) return;
@@ -141,9 +143,10 @@ static inline void forget_gate_forward(double* cum_logf, const bf16* z, const fl
     double* totals = (double*)scratch;
     auto scan = shape->doc_start ? forget_gate_scan_kernel<true> : forget_gate_scan_kernel<false>;
     assert(bias || shape->doc_start);
-    CUDA_LAUNCH(scan, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, NULL, z, bias, *shape);
+    launch_after(scan, chunks, FORGET_GATE_CHUNK, 0, stream, cum_logf, totals, NULL, z, bias, *shape);
     if (shape->T > FORGET_GATE_CHUNK)
-        CUDA_LAUNCH(forget_gate_carry_kernel, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, *shape);
+        launch_after(forget_gate_carry_kernel, chunks, FORGET_GATE_CHUNK, 0, stream, cum_logf, totals,
+                     *shape);
 }
 
 // ----------------------------------------------------------------------------
@@ -171,6 +174,7 @@ __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
                                 const double* __restrict__ totals, const float* __restrict__ dcum_logf,
                                 const bf16* __restrict__ z, const float* __restrict__ bias,
                                 const __grid_constant__ HeadShape s) {
+    kernel_wait();
     GateChunk chunk(s);
     int64_t t = chunk.end - 1 - threadIdx.x, at = (chunk.b * s.T + t) * s.row_stride + chunk.h;
     float d = 0, logit = 0, dlogit = 0;
@@ -196,6 +200,7 @@ __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
 // Block h, one warp: dbias[h] += sum of the n dlogit_sums of head h
 __global__ static void __launch_bounds__(32)
     forget_gate_dbias_kernel(float* __restrict__ dbias, const double* __restrict__ dlogit_sums, int64_t n) {
+    kernel_wait();
     double sum = forget_gate_sum(dlogit_sums + blockIdx.x * n, n);
     if (threadIdx.x == 0) dbias[blockIdx.x] += (float)sum;
 }
@@ -212,7 +217,7 @@ static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dcu
     auto scan = docs ? forget_gate_scan_kernel<true> : forget_gate_scan_kernel<false>;
     auto backward = docs ? forget_gate_backward_kernel<true> : forget_gate_backward_kernel<false>;
     CUDA_LAUNCH(scan, chunks, FORGET_GATE_CHUNK, stream, NULL, totals, dcum_logf, z, bias, *shape);
-    CUDA_LAUNCH(backward, chunks, FORGET_GATE_CHUNK, stream, dz, dlogit_sums, totals, dcum_logf, z, bias,
-                *shape);
-    CUDA_LAUNCH(forget_gate_dbias_kernel, shape->NH, 32, stream, dbias, dlogit_sums, chunks / shape->NH);
+    launch_after(backward, chunks, FORGET_GATE_CHUNK, 0, stream, dz, dlogit_sums, totals, dcum_logf, z, bias,
+                 *shape);
+    launch_after(forget_gate_dbias_kernel, shape->NH, 32, 0, stream, dbias, dlogit_sums, chunks / shape->NH);
 }

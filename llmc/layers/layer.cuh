@@ -20,13 +20,10 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../cuda/matmul.cuh"
 #include "rmsnorm.cuh"
 
-// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other
-// kernels leave idle. `main` is the stream of everything else.
+// GEMMs of weight gradients, and sums over tokens of those of norms, on a stream of their own.
 typedef struct {
-    Matmul matmul; // its stream is `own`, or main in sequential mode
-    cudaStream_t own, main;
-    cudaEvent_t event;
-    bool used; // since the last join: a captured stream may wait only for what was captured with it
+    SideStream side;
+    Matmul matmul; // its stream is side.stream
 } WeightStream;
 
 // Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
@@ -52,19 +49,20 @@ typedef struct {
     const Activations* mlp;
     RankHeads* heads; // NULL: all heads and all tokens are here; else T is that of the rank's tokens, or rows
     const int32_t*
-        doc_start;  // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
-    void* scratch;  // of one kernel at a time
-    float* partial; // norm_partial_bytes of scratch
+        doc_start; // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
+    void* scratch; // of one kernel at a time
+    NormPartial partial[NUM_NORM_PARTIALS]; // [0] of the block's norms, the others of its mixer
     Matmul* matmul;
     WeightStream* weight_stream;
     cudaStream_t stream;
 
     bool deterministic;
-    bool sequential;    // one kernel after another: one stream, no graph
-    bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
-    bool cudnn;         // attention by cuDNN's kernels
-    bool recompute_qkv; // tensors of the column `none` are not kept for the backward pass
-    bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
+    bool sequential;        // one kernel after another: one stream, no graph
+    bool forward_only;      // while scratch_bytes is asked: no backward pass will need it
+    bool cudnn;             // attention by cuDNN's kernels
+    bool recompute_outputs; // tensors of KEPT_NONE are not kept: backward kernels write them again
+    bool recompute_qkv;     // nor are those of KEPT_FUSED
+    bool recomputing;       // this forward pass repeats an earlier one: it counts nothing
 } Layer;
 
 // ----------------------------------------------------------------------------
@@ -72,11 +70,12 @@ typedef struct {
 
 // The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the
 // backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm
-// outputs, act, y but for Mamba-2's) is SHARED. What only the backward pass writes has `backward` times its
-// elements.
+// outputs, act, y but for Mamba-2's) is KEPT_NONE. What only the backward pass writes has `backward` times
+// its elements.
 typedef enum {
     SHARED = -1,
     KEPT_NONE = RECOMPUTE_NONE,   // with --recompute none alone
+    KEPT_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
     KEPT_QKV = RECOMPUTE_QKV,     // unless --recompute block
     KEPT_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
     KEPT_ALWAYS = FORWARD_ONLY
@@ -143,35 +142,30 @@ typedef struct {
 } DeferredWeight;
 
 static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
-    w->main = main;
-    CUDA_CHECK(cudaStreamCreate(&w->own));
-    CUDA_CHECK(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming));
-    matmul_init(&w->matmul, !deterministic, w->own);
+    side_init(&w->side, main);
+    matmul_init(&w->matmul, !deterministic, w->side.own);
 }
 
 static inline void weight_stream_free(WeightStream* w) {
     matmul_free(&w->matmul);
-    CUDA_CHECK(cudaStreamDestroy(w->own));
-    CUDA_CHECK(cudaEventDestroy(w->event));
+    side_free(&w->side);
+}
+
+// In sequential mode weight gradients are computed on the main stream.
+static inline void weight_stream_sequential(WeightStream* w, bool on) {
+    w->side.stream = w->matmul.stream = on ? w->side.main : w->side.own;
 }
 
 // Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
 // main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
 // projection, padded, reach into the tensors behind it.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
-    CUDA_CHECK(cudaEventRecord(w->event, w->main));
-    CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));
+    side_fork(&w->side);
     linear_backward_weight(dout, x, linear, &w->matmul);
-    w->used = true;
 }
 
 // What is queued on the main stream from now on waits for the weight gradients in flight.
-static inline void weight_stream_join(WeightStream* w) {
-    if (!w->used) return;
-    w->used = false;
-    CUDA_CHECK(cudaEventRecord(w->event, w->own));
-    CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
-}
+static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 
 // ----------------------------------------------------------------------------
 // what takes a block's normed residual stream back to it: attention, or what may take its place

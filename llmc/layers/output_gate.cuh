@@ -67,10 +67,11 @@ __device__ static __forceinline__ float output_gate_token(float x[8], const Outp
 
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
+    kernel_wait();
     const OutputGate p = a.gate;
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh;
-    int first = (int)blockIdx.x * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
+    int first = (int)block_from_end() * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
     int64_t at = (int64_t)first * d + column, at_gate = first * a.row_stride + column;
     Raw8 in[OUTPUT_GATE_TOKENS] = {}, logits[OUTPUT_GATE_TOKENS] = {}, w = {};
 #pragma unroll
@@ -98,7 +99,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    CUDA_LAUNCH(output_gate_forward_kernel, grid, heads.threads, stream, y, o, a);
+    launch_after(output_gate_forward_kernel, grid, heads.threads, 0, stream, y, o, a);
 }
 
 // ----------------------------------------------------------------------------
@@ -106,6 +107,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
 __global__ static void __launch_bounds__(256, 3)
     output_gate_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                 const __grid_constant__ OutputGateArgs a, float* partial) {
+    kernel_wait();
     const OutputGate p = a.gate;
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh, T = a.T;
@@ -122,13 +124,14 @@ __global__ static void __launch_bounds__(256, 3)
         if (valid && p.weight) token.rstd = p.rstd[(int64_t)bt * a.NH + me.head];
         return token;
     };
-    OutputGateToken ahead = load((int)blockIdx.x, me.active);
-    int b = (int)blockIdx.x / T, t = (int)blockIdx.x % T;
+    int bt = a.tokens - 1 - (int)blockIdx.x; // from the end, as block_from_end
+    OutputGateToken ahead = load(bt, me.active);
+    int b = bt / T, t = bt % T;
 #pragma unroll 1
-    for (int bt = (int)blockIdx.x; bt < a.tokens; bt += (int)gridDim.x) {
+    for (; bt >= 0; bt -= (int)gridDim.x) {
         OutputGateToken token = ahead;
-        int next = bt + (int)gridDim.x;
-        ahead = load(next, me.active && next < a.tokens);
+        int next = bt - (int)gridDim.x;
+        ahead = load(next, me.active && next >= 0);
         float x[8], g[8], normed[8];
         unpack8(x, token.o);
         unpack8(g, token.dy);
@@ -145,7 +148,7 @@ __global__ static void __launch_bounds__(256, 3)
             }
             if (me.active) store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
         }
-        if (me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
+        if (y && me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
         if (p.weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
         Raw8 rounded = pack8(g);
         if (me.active) store16_once(dout + (int64_t)bt * d + column, rounded);
@@ -156,22 +159,24 @@ __global__ static void __launch_bounds__(256, 3)
             sum = head_sum(sum, me);
             if (me.active && me.channel == 0) p.delta[((int64_t)b * a.NH + me.head) * T + t] = sum;
         }
-        for (t += (int)gridDim.x; t >= T; t -= T) b++;
+        for (t -= (int)gridDim.x; t < 0; t += T) b--;
     }
     if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, dgate and delta, and adds to dweight. y is recomputed, with the bits of the
-// forward pass, so that it need not be kept. dout may be dy. partial is scratch of norm_partial_bytes.
+// Writes dout, the gradient of o, dgate and delta, and adds to dweight. Unless it is NULL, y is recomputed,
+// with the bits of the forward pass, so that it need not be kept. dout may be dy.
 static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
-                                        const OutputGate* gate, float* partial, const HeadShape* shape,
-                                        cudaStream_t stream) {
+                                        const OutputGate* gate, const NormPartial& partial,
+                                        const HeadShape* shape, cudaStream_t stream) {
     Range range("output norm and gate", RANGE_BACKWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial);
+    launch_after(output_gate_backward_kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a,
+                 partial.sums);
     if (gate->weight)
-        add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, gate->shared, stream);
+        add_head_partials(gate->dweight, partial.sums, groups, shape->NH, shape->dh, gate->shared,
+                          partial.stream(stream));
 }

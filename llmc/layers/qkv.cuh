@@ -43,8 +43,9 @@ struct QkvArgs {
     HeadPath paths[3];
     int64_t row_stride, columns;
     int tokens, T, NH, dh, weight_stride;
-    int units;                   // thread blocks for the three paths of a token
-    int segments_of_T, segments; // of the backward pass: of a sequence, of all
+    int units; // thread blocks for the three paths of a token
+    int segment, segments_of_T,
+        segments; // of the backward pass: tokens of one, number in a sequence and in all
 };
 
 // ----------------------------------------------------------------------------
@@ -124,14 +125,15 @@ __device__ static __forceinline__ float qkv_token(float x[8], const HeadPath& pa
 
 enum {
     QKV_TOKENS = NORM_TOKENS, // of a thread of the forward pass, all loads in flight at once
-    QKV_SEGMENT = 15 // neighbouring tokens of one sequence, which a thread of the backward pass walks through
+    QKV_LEAST_SEGMENT = 8     // tokens of a segment of the backward pass
 };
 
 template <bool DOCS>
 __global__ static void __launch_bounds__(256, 4)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
                        const float* angles, const int32_t* doc_start) {
-    int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
+    kernel_wait();
+    int unit = (int)block_from_end() % a.units, first = (int)block_from_end() / a.units * QKV_TOKENS;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit % 3 < 2;
@@ -187,8 +189,6 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     a.dh = (int)shape->dh;
     a.weight_stride = (int)shape->weight_stride;
     a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
-    a.segments_of_T = ceil_div<int>(a.T, QKV_SEGMENT);
-    a.segments = (int)shape->B * a.segments_of_T;
     return a;
 }
 
@@ -199,16 +199,18 @@ static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
     auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
-    CUDA_LAUNCH(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a, squares,
-                proj, angles, shape->doc_start);
+    launch_after(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, 0, stream, a, squares,
+                 proj, angles, shape->doc_start);
 }
 
 // ----------------------------------------------------------------------------
 // backward
 //
 // Token t's input reaches its own output with 1 - alpha_t and the next token's with alpha_{t+1}. A thread
-// walks through a segment backward in time and carries the gradient that comes from the later token. At the
-// end of a segment the later token belongs to another segment: its share is recomputed here.
+// walks through a segment, neighbouring tokens of one sequence, backward in time and carries the gradient
+// that comes from the later token. At the end of a segment the later token belongs to another segment: its
+// share is recomputed here. A thread takes its segments for one path after another, so that all have the same
+// work.
 
 // What a thread reads of one token: its gradient, its gate, and the channels of the token before, as its own
 // were read with the later token. All are raw bits: a conversion would wait for the load.
@@ -223,73 +225,98 @@ template <bool DOCS>
 __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
                         float* partial, const int32_t* doc_start) {
-    int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
-    int groups = (int)gridDim.x / a.units;
-    const HeadPath& path = a.paths[unit % 3];
-    HeadThread me = head_thread(a.NH, a.dh, unit / 3);
-    bool shift = path.shift >= 0, norm = path.weight != NULL;
+    kernel_wait();
+    int blocks = a.units / 3, block = (int)blockIdx.x % blocks, group = (int)blockIdx.x / blocks;
+    int groups = (int)gridDim.x / blocks;
+    HeadThread me = head_thread(a.NH, a.dh, block);
     int d = a.NH * a.dh, in_heads = me.head * a.dh + me.channel, stride = (int)a.row_stride;
-    Raw8 w = {};
-    if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
-    float dw[8] = {};
-    for (int segment = group; segment < a.segments; segment += groups) {
-        int first = segment % a.segments_of_T * QKV_SEGMENT, last = min(first + QKV_SEGMENT, a.T);
-        int t = shift && last < a.T ? last : last - 1; // `last` only for its share in token last - 1
-        int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
-        const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d + in_heads;
-        const float* rstd = path.rstd + bt * a.NH + me.head;
-        const int32_t* start = DOCS ? doc_start + bt : NULL;
-        bf16* drow = dproj + bt * stride;
-        int column = (int)path.column + in_heads, column_before = column - stride;
-        int gate = (int)path.shift + me.head;
-        auto load = [&](bool valid, bool has_before) {
-            QkvToken token = {};
-            if (valid) token.dout = load_raw8(dout);
-            if (valid && has_before && (shift || norm)) token.before = load_raw8(row + column_before);
-            if (valid && shift) token.logit = row[gate];
-            if (valid && norm) token.rstd = *rstd;
-            if (DOCS && valid) token.start = *start;
-            return token;
-        };
-        float later[8] = {};
-        Raw8 now = {};
-        if ((shift || norm) && me.active) now = load_raw8(row + column);
-        QkvToken ahead = load(me.active, t > 0);
 #pragma unroll 1
-        for (; t >= first; t--) {
-            QkvToken token = ahead;
-            row -= stride, dout -= d, rstd -= a.NH;
-            if (DOCS) start--;
-            const bool begins = DOCS && token.start == t; // nothing comes from the token before
-            ahead = load(me.active && t > first, t > 1);
-            float alpha = shift ? sigmoidf(__bfloat162float(token.logit)) : 0, dalpha = 0;
-            float g[8], x[8], change[8];
-            unpack8(g, token.dout);
-            unpack8(x, now);
-            unpack8(change, begins ? Raw8{} : token.before);
-            now = token.before;
-            for (int i = 0; i < 8; i++) change[i] -= x[i], x[i] += alpha * change[i]; // x: after the shift
-            if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
-            if (norm) head_norm_backward(g, dw, x, w, token.rstd, t < last, me);
-            for (int i = 0; i < 8; i++) {
-                dalpha += g[i] * change[i];
-                x[i] = (1 - alpha) * g[i] + later[i]; // gradient of the input
-                later[i] = begins ? 0 : alpha * g[i];
+    for (int n = 0; n < 3; n++) {
+        int p = (group + n) % 3; // neighbours are in different paths, which different units limit
+        const HeadPath& path = a.paths[p];
+        bool shift = path.shift >= 0, norm = path.weight != NULL;
+        Raw8 w = {};
+        if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
+        float dw[8] = {};
+        for (int segment = group; segment < a.segments; segment += groups) {
+            int first = segment % a.segments_of_T * a.segment, last = min(first + a.segment, a.T);
+            int t = shift && last < a.T ? last : last - 1; // `last` only for its share in token last - 1
+            int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
+            // the same in all threads, so that they are in uniform registers
+            const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d;
+            const float* rstd = path.rstd + bt * a.NH;
+            const int32_t* start = DOCS ? doc_start + bt : NULL;
+            bf16* drow = dproj + bt * stride;
+            int column = (int)path.column, gate = (int)path.shift;
+            auto load = [&](bool valid, bool has_before) {
+                QkvToken token = {};
+                if (valid) token.dout = load_raw8(dout + in_heads);
+                if (valid && has_before && (shift || norm))
+                    token.before = load_raw8(row - stride + column + in_heads);
+                if (valid && shift) token.logit = (row + gate)[me.head];
+                if (valid && norm) token.rstd = rstd[me.head];
+                if (DOCS && valid) token.start = *start;
+                return token;
+            };
+            float later[8] = {};
+            Raw8 now = {};
+            if ((shift || norm) && me.active) now = load_raw8(row + column + in_heads);
+            QkvToken ahead = load(me.active, t > 0);
+#pragma unroll 1
+            for (; t >= first; t--) {
+                QkvToken token = ahead;
+                row -= stride, dout -= d, rstd -= a.NH;
+                if (DOCS) start--;
+                const bool begins = DOCS && token.start == t; // nothing comes from the token before
+                ahead = load(me.active && t > first, t > 1);
+                float alpha = shift ? sigmoidf(__bfloat162float(token.logit)) : 0, dalpha = 0;
+                float g[8], x[8], change[8];
+                unpack8(g, token.dout);
+                unpack8(x, now);
+                unpack8(change, begins ? Raw8{} : token.before);
+                now = token.before;
+                for (int i = 0; i < 8; i++)
+                    change[i] -= x[i], x[i] += alpha * change[i]; // x: after the shift
+                if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
+                if (norm) head_norm_backward(g, dw, x, w, token.rstd, t < last, me);
+                for (int i = 0; i < 8; i++) {
+                    dalpha += g[i] * change[i];
+                    x[i] = (1 - alpha) * g[i] + later[i]; // gradient of the input
+                    later[i] = begins ? 0 : alpha * g[i];
+                }
+                if (t < last) {
+                    if (me.active) store16_once(drow + column + in_heads, pack8(x));
+                    if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
+                    if (shift && me.active && me.channel == 0)
+                        (drow + gate)[me.head] = __float2bfloat16(dalpha);
+                }
+                drow -= stride;
             }
-            if (t < last) {
-                if (me.active) store16_once(drow + column, pack8(x));
-                if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
-                if (shift && me.active && me.channel == 0) drow[gate] = __float2bfloat16(dalpha);
+            if (p + block == 0) { // zeros the padding columns; drow is the row before the segment
+                int padding = (int)(a.row_stride - a.columns);
+                for (int i = (int)threadIdx.x; i < (last - first) * padding; i += (int)blockDim.x)
+                    drow[(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
             }
-            drow -= stride;
         }
-        if (unit == 0) { // zeros the padding columns; drow is the row before the segment
-            int padding = (int)(a.row_stride - a.columns);
-            for (int i = (int)threadIdx.x; i < (last - first) * padding; i += (int)blockDim.x)
-                drow[(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
-        }
+        if (norm && me.active) store8(partial + ((int64_t)p * groups + group) * d + in_heads, dw);
     }
-    if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
+}
+
+// Cuts sequences into segments such that `groups` groups of thread blocks have equally many iterations: one
+// for each token of a segment, and one for the share in it of the token behind.
+static inline void qkv_cut(QkvArgs* a, int B, int groups) {
+    int64_t least = INT64_MAX;
+    for (int rounds = 1; rounds <= 8; rounds++) {
+        int segment = ceil_div(a->T, std::max(1, rounds * groups / B));
+        if (segment < QKV_LEAST_SEGMENT) segment = QKV_LEAST_SEGMENT;
+        int of_T = ceil_div(a->T, segment);
+        int64_t iterations = ceil_div<int64_t>((int64_t)B * of_T, groups) * (segment + 1);
+        if (iterations >= least) continue;
+        least = iterations;
+        a->segment = segment;
+        a->segments_of_T = of_T;
+        a->segments = B * of_T;
+    }
 }
 
 // dweight += sum of partial [rows, NH, dh] over its rows. With weights shared by all heads, dweight is [dh],
@@ -301,20 +328,25 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
 }
 
 // Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
-// dweight. partial is scratch of norm_partial_bytes.
+// dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
-                                float* partial, const HeadShape* shape, cudaStream_t stream) {
+                                const NormPartial& partial, const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);
     int64_t NH = shape->NH, dh = shape->dh;
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
     auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
-    int64_t groups = resident_groups(kernel, heads.threads, a.units, a.segments);
-    CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial,
-                shape->doc_start);
+    // rows of partial sums fit for the paths up to the last one with a norm
+    int64_t paths_normed = paths[2].weight ? 3 : paths[1].weight ? 2 : 1;
+    int64_t rows = (int64_t)(norm_partial_bytes() / sizeof(float)) / (paths_normed * NH * dh);
+    int64_t groups = resident_groups(kernel, heads.threads, heads.blocks, rows);
+    qkv_cut(&a, (int)shape->B, (int)groups);
+    if (groups > a.segments) groups = a.segments;
+    launch_after(kernel, groups * heads.blocks, heads.threads, 0, stream, a, dproj, proj, angles,
+                 partial.sums, shape->doc_start);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
-            add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
-                              shape->weight_stride == 0, stream);
+            add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,
+                              shape->weight_stride == 0, partial.stream(stream));
 }

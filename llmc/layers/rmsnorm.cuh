@@ -17,7 +17,7 @@ Pointers to bf16 are aligned to 16 bytes.
 */
 #pragma once
 
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
@@ -36,6 +36,24 @@ static inline int64_t resident_groups(Kernel kernel, int threads, int64_t size, 
 static inline size_t norm_partial_bytes(void) {
     return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) *
            (size_t)device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * 8 * sizeof(float);
+}
+
+// That scratch, and the stream on which the partial sums are added to the gradient. Until side_join what
+// follows on the main stream may neither write to `sums` nor read or write the gradient.
+struct NormPartial {
+    float* sums;
+    SideStream* beside; // NULL: the stream of the kernel that writes them
+
+    cudaStream_t stream(cudaStream_t own) const { return beside ? side_fork(beside) : own; }
+};
+
+// Those of norms of a block, and two of its mixer: they may be in flight at once.
+enum { NUM_NORM_PARTIALS = 3 };
+
+// sums: NUM_NORM_PARTIALS times norm_partial_bytes; NULL without a backward pass
+static inline void norm_partials(NormPartial partials[NUM_NORM_PARTIALS], float* sums, SideStream* beside) {
+    for (size_t i = 0; sums && i < NUM_NORM_PARTIALS; i++)
+        partials[i] = {sums + i * (norm_partial_bytes() / sizeof(float)), beside};
 }
 
 // A block sums 16 columns; each of its 64 rows of threads takes every 64th row of partial.
@@ -86,7 +104,7 @@ __global__ static void __launch_bounds__(1024)
     rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps) {
     __shared__ float sums[32];
     int c = 8 * threadIdx.x;
-    int64_t at = (int64_t)blockIdx.x * d + c;
+    int64_t row = block_from_end(), at = row * d + c;
     float v[8] = {}, w[8] = {}, sum = 0;
     if (c < d) {
         Raw8 in = load_raw8_once(x + at), weights = load_raw8(weight + c);
@@ -95,7 +113,7 @@ __global__ static void __launch_bounds__(1024)
         for (int i = 0; i < 8; i++) sum += v[i] * v[i];
     }
     float r = norm_rstd(__fdividef(block_sum_all(sum, sums), (float)d), eps);
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0) rstd[row] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
     store16_once(y + at, pack8(v));
@@ -125,10 +143,11 @@ __global__ static void __launch_bounds__(1024)
     float w[8] = {}, dw[8] = {};
     if (active) unpack8(w, load16(norm.weight + c));
     int buffer = 0;
-    NormRow next = load(blockIdx.x);
-    for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x, buffer ^= 1) {
+    int64_t row = norm.rows - 1 - blockIdx.x; // from the end, as block_from_end
+    NormRow next = load(row);
+    for (; row >= 0; row -= gridDim.x, buffer ^= 1) {
         NormRow now = next;
-        if (row + gridDim.x < norm.rows) next = load(row + gridDim.x); // in flight during this row's sum
+        if (row >= gridDim.x) next = load(row - gridDim.x); // in flight during this row's sum
         float g[8], v[8], gx = 0;
         unpack8(g, now.dy);
         unpack8(v, now.x);
@@ -165,17 +184,16 @@ static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cud
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
-// recomputed, with the bits of the forward pass, so that it need not be kept. partial is scratch of
-// norm_partial_bytes.
+// recomputed, with the bits of the forward pass, so that it need not be kept.
 static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf16* x, bool add,
-                                    const Norm* norm, float* partial, cudaStream_t stream) {
+                                    const Norm* norm, const NormPartial& partial, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_BACKWARD, stream);
     int threads = rmsnorm_threads(norm->d);
     if (norm->rows == 0) return;
     int64_t blocks = resident_groups(rmsnorm_backward_kernel, threads, 1, norm->rows);
     CUDA_LAUNCH(rmsnorm_backward_kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm,
-                partial);
-    sum_rows(norm->dweight, partial, blocks, norm->d, true, stream);
+                partial.sums);
+    sum_rows(norm->dweight, partial.sums, blocks, norm->d, true, partial.stream(stream));
 }
 
 // ----------------------------------------------------------------------------

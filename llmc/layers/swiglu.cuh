@@ -6,7 +6,7 @@ a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread
 */
 #pragma once
 
-#include "../cuda/range.cuh"
+#include "../cuda/launch.cuh"
 
 // Eight channels
 __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
@@ -19,7 +19,8 @@ __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
 
 __global__ static void __launch_bounds__(512)
     swiglu_forward_kernel(bf16* act, const bf16* gate_up, int64_t I) {
-    int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
+    kernel_wait();
+    int64_t row = block_from_end(), i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     const bf16* in = gate_up + row * 2 * I + i;
     Raw8 g_in = load_raw8_once(in), u_in = load_raw8_once(in + I);
@@ -28,7 +29,8 @@ __global__ static void __launch_bounds__(512)
 
 __global__ static void __launch_bounds__(512)
     swiglu_backward_kernel(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up, int64_t I) {
-    int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
+    kernel_wait();
+    int64_t row = block_from_end(), i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
     float g[8], u[8], d[8], recomputed[8];
     const bf16* in = gate_up + row * 2 * I + i;
@@ -45,7 +47,7 @@ __global__ static void __launch_bounds__(512)
     bf16* out = dgate_up + row * 2 * I + i;
     store16_once(out, pack8(g));
     store16_once(out + I, pack8(u));
-    store16_once(act + row * I + i, pack8(recomputed));
+    if (act) store16_once(act + row * I + i, pack8(recomputed));
 }
 
 // act [rows, I] from gate_up [rows, 2I]
@@ -53,14 +55,15 @@ static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, 
                                   cudaStream_t stream) {
     Range range("SwiGLU", RANGE_FORWARD, stream);
     RowGrid grid = row_grid(rows, I);
-    CUDA_LAUNCH(swiglu_forward_kernel, grid.blocks, grid.threads, stream, act, gate_up, I);
+    launch_after(swiglu_forward_kernel, grid.blocks, grid.threads, 0, stream, act, gate_up, I);
 }
 
-// dgate_up [rows, 2I] from dact [rows, I]. act is recomputed, with the bits of the forward pass, so that it
-// need not be kept. dgate_up may be gate_up, and act may be dact.
+// dgate_up [rows, 2I] from dact [rows, I]. Unless it is NULL, act is recomputed, with the bits of the forward
+// pass, so that it need not be kept. dgate_up may be gate_up, and act may be dact.
 static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up,
                                    int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);
     RowGrid grid = row_grid(rows, I);
-    CUDA_LAUNCH(swiglu_backward_kernel, grid.blocks, grid.threads, stream, dgate_up, act, dact, gate_up, I);
+    launch_after(swiglu_backward_kernel, grid.blocks, grid.threads, 0, stream, dgate_up, act, dact, gate_up,
+                 I);
 }

@@ -32,7 +32,9 @@ typedef struct {
 
 // What the backward pass recomputes to save memory: from nothing to a whole block but its input. Names as
 // --recompute has them.
-#define RECOMPUTE_CHOICES(X)         X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
+#define RECOMPUTE_CHOICES(X)                                                                                 \
+    X(RECOMPUTE_NONE, "none")                                                                                \
+    X(RECOMPUTE_FUSED, "fused") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
 #define RECOMPUTE_VALUE(value, name) value,
 typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) FORWARD_ONLY } Recompute; // FORWARD_ONLY: no backward pass
 #undef RECOMPUTE_VALUE

@@ -30,16 +30,24 @@ static inline int64_t gpu_shard_bytes(const Shard* shard) { return 3 * 4 * shard
 // Left free.
 #define GPU_SPARE_BYTES ((int64_t)256 << 20)
 
-// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s, and the inboxes for other
-// GPUs' gradients.
+// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s with a third of the 25 MiB of
+// partial sums of norms' gradients, and the inboxes for other GPUs' gradients.
 static inline int64_t gpu_overhead_bytes(const Shard* shard) {
     int64_t largest = 0; // part of a bucket
-    if (shard->size == 1) return (int64_t)512 << 20;
+    if (shard->size == 1) return (int64_t)530 << 20;
     for (int b = 0; b < shard->num_buckets; b++) {
         const int64_t count = shard_part(shard, b).count;
         if (count > largest) largest = count;
     }
-    return ((int64_t)1434 << 20) + (shard->size - 1) * largest * 4;
+    return ((int64_t)1452 << 20) + (shard->size - 1) * largest * 4;
+}
+
+// Rows of logits, of row stride Vs, in memory at once: those of all tokens would be more than all else for a
+// large vocabulary. 544 MiB are 5,632 rows for V 50257: the gradient of lm_head's input, a GEMM whose K is Vs,
+// then has 132 tiles of 128 x 256 where d is 768, one for each SM of an H100, and 264 where it is 1536.
+static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
+    const int64_t fit = ((int64_t)272 << 20) / Vs / 128 * 128, most = fit > 128 ? fit : 128;
+    return rows < most ? rows : most;
 }
 
 // The inboxes of one of `ranks` GPUs that share a sequence, of which it has `rows` tokens itself.
@@ -70,17 +78,16 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
     const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    // Of one layer, bytes a token: what enters a block; q, k and v; what else the backward pass reads (proj,
-    // o, x_mid, gate_up; norms' statistics, lse and gates); what it writes, and outputs of norms, gates and
-    // SwiGLU
-    const int64_t x = 2 * d, qkv = 6 * d, inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
-    const int64_t shared =
-        2 * S + 10 * d + 8 * I + 4 * learns * NH + gates_output * (2 * d + 4 * NH) + 8 * d + 16;
-    const int64_t layers =
-        x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) + qkv * (recompute == RECOMPUTE_NONE ? L : 1);
-    const int64_t most_rows = ((int64_t)1 << 27) / Vs / 128 * 128; // of logits
-    const int64_t rows = BT < most_rows ? BT : most_rows > 128 ? most_rows : 128;
+    // Of one layer, bytes a token: what enters a block; q, k and v; outputs of norms, gates and SwiGLU; what else
+    // the backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
+    const int64_t x = 2 * d, qkv = 6 * d, outputs = 4 * d + 2 * I + gates_output * 2 * d;
+    const int64_t inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
+    const int64_t shared = 2 * S + 14 * d + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;
+    const int64_t layers = x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) +
+                           qkv * (recompute <= RECOMPUTE_FUSED ? L : 1) +
+                           outputs * (recompute == RECOMPUTE_NONE ? L : 1);
     // scratch of attention's backward pass, or of the embedding's
     const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
-    return BT * (layers + shared) + rows * Vs * 2 + T * (d / NH) * 4 + (dq > sorted ? dq : sorted);
+    return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + T * (d / NH) * 4 +
+           (dq > sorted ? dq : sorted);
 }

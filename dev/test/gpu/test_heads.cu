@@ -178,8 +178,8 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
         CHECK(same_bits(out[i], tests[i]->out.host()), "%s: other bits with norms", test_case);
     check_squares("largest norms of q", q.out, squares.host(), 0, s);
     check_squares("largest norms of k", k.out, squares.host(), squares.n / 2, s);
-    qkv_backward(paths, dproj, proj, angles, partial, &s, 0);
-    qkv_backward(paths_again, dproj_again, proj, angles, partial, &s, 0);
+    qkv_backward(paths, dproj, proj, angles, {partial}, &s, 0);
+    qkv_backward(paths_again, dproj_again, proj, angles, {partial}, &s, 0);
     check_same_bits("dproj of a second run", dproj, dproj_again);
 
     static const char* const names[3][5] = {{"q", "q_rstd", "dproj q", "", "q_norm dweight"},
@@ -288,7 +288,7 @@ static void test_output_gate(int64_t B, int64_t T, int64_t NH, int64_t dh, bool 
                        EPS,
                        false};
     output_gate_forward(y, want.o, &args, &want.s, 0);
-    output_gate_backward(dout, y_again, want.dy, want.o, &args, partial, &want.s, 0);
+    output_gate_backward(dout, y_again, want.dy, want.o, &args, {partial}, &want.s, 0);
     check_same_bits("recomputed y", y, y_again);
     check_bf16("output_gate y", want.y, y);
     check_bf16("output_gate dout", want.dout, dout);
@@ -303,7 +303,7 @@ static void test_output_gate(int64_t B, int64_t T, int64_t NH, int64_t dh, bool 
     if (with_delta) want.check_delta(delta, doubles(dout.host()));
 
     args.dweight = dweight_again, args.delta = NULL;
-    output_gate_backward(in_place, y_again, in_place, want.o, &args, partial, &want.s, 0);
+    output_gate_backward(in_place, y_again, in_place, want.o, &args, {partial}, &want.s, 0);
     check_same_bits("dout in place of dy", dout, in_place);
     check_same_bits("dweight of a second run", dweight, dweight_again);
 }
@@ -343,14 +343,14 @@ struct LargeTest {
                         rstd[i],
                         dout};
         qkv_forward(paths, squares, proj, angles, &s, 0);
-        qkv_backward(paths, dproj, proj, angles, partial, &s, 0);
+        qkv_backward(paths, dproj, proj, angles, {partial}, &s, 0);
     }
     // y in out[0] and, recomputed, in out[1]; dout in out[2]
     void run_output_gate(const bf16* weight, float* partial) {
         dweight[0].zero();
         OutputGate gate = {weight, dweight[0], rstd[0], proj + 3 * d(), dproj + 3 * d(), delta, EPS, false};
         output_gate_forward(out[0], dout, &gate, &s, 0);
-        output_gate_backward(out[2], out[1], dy, dout, &gate, partial, &s, 0);
+        output_gate_backward(out[2], out[1], dy, dout, &gate, {partial}, &s, 0);
     }
     // The last m elements of x
     template <class T> static T* end(const Buffer<T>& x, int64_t m) { return x + x.n - m; }

@@ -82,8 +82,8 @@ static void test_rmsnorm(int64_t rows, int64_t d, bool add) {
     if (add) dx = residual.host();
     if (add) dx_again = residual.host();
     rmsnorm_forward(y, x, &norm, 0);
-    rmsnorm_backward(dx_again, NULL, dy, x, add, &norm_again, partial, 0);
-    rmsnorm_backward(dx, y_again, dy, x, add, &norm, partial, 0);
+    rmsnorm_backward(dx_again, NULL, dy, x, add, &norm_again, {partial}, 0);
+    rmsnorm_backward(dx, y_again, dy, x, add, &norm, {partial}, 0);
     check_bf16("rmsnorm y", want_y, y);
     check_close("rmsnorm rstd", want_rstd, rstd, FP32_LIMIT);
     check_bf16("rmsnorm dx", want_dx, dx);
@@ -190,8 +190,8 @@ static void test_large_swiglu_and_rmsnorm(void) {
     rmsnorm_forward(out, x, &norm, 0);
     rmsnorm_forward(big_out, big_x, &big_norm, 0);
     check_same_bits("rmsnorm y", out.p, big_out + n - m, m);
-    rmsnorm_backward(out, NULL, dy, x, false, &norm, partial, 0);
-    rmsnorm_backward(big_out, NULL, big_dy, big_x, false, &big_norm, partial, 0);
+    rmsnorm_backward(out, NULL, dy, x, false, &norm, {partial}, 0);
+    rmsnorm_backward(big_out, NULL, big_dy, big_x, false, &big_norm, {partial}, 0);
     check_same_bits("rmsnorm dx", out.p, big_out + n - m, m);
     check_close("dweight at 2^31", doubles(dweight.host()), big_dweight, FP32_LIMIT);
 }

@@ -105,6 +105,7 @@ static void check_parse(void) {
 static void check_choices(void) {
     CHECK(parse("") && options.recompute == OPTION_UNSET && options.attention == OPTION_UNSET, "unset");
     CHECK(parse("--recompute none") && options.recompute == RECOMPUTE_NONE, "none");
+    CHECK(parse("--recompute fused") && options.recompute == RECOMPUTE_FUSED, "fused");
     CHECK(parse("--recompute=qkv") && options.recompute == RECOMPUTE_QKV, "qkv");
     CHECK(parse("--recompute block --attention cudnn") && options.recompute == RECOMPUTE_BLOCK &&
               options.attention == ATTENTION_CUDNN,
@@ -113,12 +114,12 @@ static void check_choices(void) {
     static const struct {
         const char *line, *says;
     } bad[] = {
-        {"--recompute cheap", "--recompute cheap: not one of none|qkv|block"},
-        {"--recompute ~", "--recompute : not one of none|qkv|block"},
-        {"--recompute none|qkv", "--recompute none|qkv: not one of none|qkv|block"},
-        {"--recompute bloc", "--recompute bloc: not one of none|qkv|block"},
-        {"--recompute blocks", "--recompute blocks: not one of none|qkv|block"},
-        {"--recompute", "--recompute: its none|qkv|block is missing"},
+        {"--recompute cheap", "--recompute cheap: not one of none|fused|qkv|block"},
+        {"--recompute ~", "--recompute : not one of none|fused|qkv|block"},
+        {"--recompute none|qkv", "--recompute none|qkv: not one of none|fused|qkv|block"},
+        {"--recompute bloc", "--recompute bloc: not one of none|fused|qkv|block"},
+        {"--recompute blocks", "--recompute blocks: not one of none|fused|qkv|block"},
+        {"--recompute", "--recompute: its none|fused|qkv|block is missing"},
         {"--attention most", "--attention most: not one of fox|cudnn"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -345,7 +346,7 @@ static void check_restore(void) {
     CHECK(to.lr == from.lr && to.seq_len == from.seq_len && strcmp(to.model, from.model) == 0 &&
               to.set.count == 1 && strcmp(to.set.items[0], from.set.items[0]) == 0 && to.shuffle,
           "values survive");
-    CHECK(to.recompute == RECOMPUTE_QKV && to.attention == ATTENTION_CUDNN, "choices survive");
+    CHECK(to.recompute == RECOMPUTE_FUSED && to.attention == ATTENTION_CUDNN, "choices survive");
     json_free(&again);
 
     // A seed is exact to the last digit.

@@ -187,9 +187,9 @@ train|train: not an option
 $tiny $batches --data @/text.bin --cooldown-tokens 64|--cooldown-tokens: only --lr-schedule wsd has a cool-down
 $tiny $batches --data @/text.bin --lr-schedule wsd --cooldown-tokens 1153|--cooldown-tokens 1153: more than the 1152 tokens of --max-tokens behind the warm-up
 $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: the learning rate of --lr-schedule constant does not fall
---recompute cheap|--recompute cheap: not one of none|qkv|block
---recompute most|--recompute most: not one of none|qkv|block
---recompute|--recompute: its none|qkv|block is missing
+--recompute cheap|--recompute cheap: not one of none|fused|qkv|block
+--recompute most|--recompute most: not one of none|fused|qkv|block
+--recompute|--recompute: its none|fused|qkv|block is missing
 --attention most|--attention most: not one of fox|cudnn
 --dry-run --bench 1|--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and exit: give one of them
 --seed|--seed: its N is missing

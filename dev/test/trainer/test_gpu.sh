@@ -67,7 +67,7 @@ same_bits() {
     equals $steps "$(checkpoints whole)"
     check "the same run without validation" train again
     ends_same again
-    for level in none qkv block; do
+    for level in none fused qkv block; do
         check "--recompute $level" train $level --recompute $level
         ends_same $level
     done
@@ -233,7 +233,7 @@ refused() {
     dies "head sizes 64 and 128, not 32" gpu $tiny --set num_heads=4 $batches $data
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
-    dies "--recompute most: not one of none|qkv|block" train refused --recompute most
+    dies "--recompute most: not one of none|fused|qkv|block" train refused --recompute most
     dies "--attention most: not one of fox|cudnn" train refused --attention most
     dies "cuDNN has no forget gate" train refused --attention cudnn
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
@@ -297,7 +297,7 @@ recurrent() {
     local family="--model $1-nano --set num_hidden_layers=2 --set $2"
     check "$1" gpu $family $batches $data --deterministic --shuffle --out "$scratch/$one"
     equals $steps "$(checkpoints $one)"
-    for level in qkv block; do
+    for level in fused qkv block; do
         check "$1, --recompute $level" gpu $family $batches $data --deterministic --shuffle --recompute $level \
             --out "$scratch/$1-$level"
         same "$scratch/$1-$level/step_00000020/model.safetensors" "$scratch/$one/step_00000020/model.safetensors"
@@ -361,7 +361,7 @@ plans() {
     check "without --out" gpu $tiny $batches $data --max-steps 1
     said "without --out DIR nothing of this run is kept" stderr
     check "--help" gpu --help
-    said "--recompute none|qkv|block"
+    said "--recompute none|fused|qkv|block"
 }
 
 same_bits

@@ -116,7 +116,7 @@ shared() {
         near 2e-3 "$model.1" "$model.2"
     done
     check "its share of attention" grep -q '"attention_share": *0\.[5-9]' "$scratch/fox-pro.2/log.jsonl"
-    for level in none qkv block; do
+    for level in none fused qkv block; do
         check "--recompute $level" train 2 "shared.$level" --sequence-ranks 2 --recompute $level
         same_weights fox-pro.2 "shared.$level"
     done

@@ -21,12 +21,12 @@ in use; the gradient of the padding is 0.
 // type, name, kept, elements of a layer
 #define DELTANET_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
-    X(bf16, qkv, KEPT_NONE, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
+    X(bf16, qkv, KEPT_FUSED, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
     X(float, beta, KEPT_QKV, BT * NH)               /* [L,B,T,NH] */ \
-    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, KEPT_QKV, BT * NH)             /* [L,B,T,NH] */ \
-    X(bf16, y, SHARED, BT * d)                  /* [B,T,d] normed o */ \
+    X(bf16, y, KEPT_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dqkv, SHARED, backward * BT * 3 * d) /* [B,T,3d] */ \
     X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */
@@ -237,12 +237,13 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    output_gate_backward(din, a.y, din, a.o, &norm, layer->partial, &shape, layer->stream);
+    output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &norm, layer->partial[1],
+                         &shape, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     if (layer->recompute_qkv) conv_forward(a.qkv, a.proj, &conv, layer->stream);
     delta_backward(&gradients, &scan, &scan_shape, layer->stream);
     beta_backward(a.dproj + 3 * d, a.dbeta, a.beta, &shape, shape.row_stride - 3 * d, layer->stream);
-    conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial, layer->stream);
+    conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial[2].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }

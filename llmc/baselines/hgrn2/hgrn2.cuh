@@ -22,10 +22,10 @@ A row of the GPU trainer's mixers.
 // type, name, kept, elements of a layer
 #define HGRN2_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
-    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, KEPT_QKV, BT)                  /* [L,B,T] */ \
-    X(bf16, y, SHARED, BT * d)                  /* [B,T,d] normed o */ \
+    X(bf16, y, KEPT_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
     X(float, bound, SHARED, bounded * d)        /* [d] of the layer in progress */ \
     X(bf16, dproj, SHARED, backward * BT * 3 * d)   /* [B,T,3d] */ \
     X(float, dbound, SHARED, backward * bounded * d) /* [d] */
@@ -175,7 +175,8 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    rmsnorm_backward(din, a.y, din, a.o, false, &norm, layer->partial, layer->stream);
+    rmsnorm_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, false, &norm, layer->partial[1],
+                     layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     channel_backward(&gradients, &channel, &shape, layer->stream);
     if (a.bound)

@@ -22,14 +22,14 @@ GEMM, of which the first R are in use; the gradient of the padding is 0. A row o
 // type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
 #define MAMBA2_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
-    X(bf16, vbc, KEPT_NONE, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
+    X(bf16, vbc, KEPT_FUSED, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
     X(float, steps, KEPT_QKV, BT * NH)              /* [L,B,T,NH] */ \
     X(float, log_decay, KEPT_QKV, BT * NH)          /* [L,B,T,NH] */ \
     X(float, skip, SHARED, BT * NH)             /* [B,T,NH] D / step */ \
-    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, KEPT_QKV, BT * di)                   /* [L,B,T,NH,P] */ \
     X(float, rstd, KEPT_QKV, BT)                    /* [L,B,T] */ \
-    X(bf16, y, KEPT_NONE, BT * di)                  /* [L,B,T,di] */ \
+    X(bf16, y, KEPT_FUSED, BT * di)                  /* [L,B,T,di] */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dvbc, SHARED, backward * BT * C)    /* [B,T,C] */ \
     X(bf16, dy, SHARED, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
@@ -216,10 +216,11 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
 
     linear_backward_input(a.dy, dout, &out_proj, layer->matmul);
     if (layer->recompute_qkv) conv_forward(a.vbc, a.proj + di, &conv, layer->stream);
-    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial, layer->stream);
+    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial[1].sums,
+                        layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &out_proj);
     decay_backward(&gradients, &scan, &shape, layer->stream);
-    conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial, layer->stream);
+    conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial[1].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
