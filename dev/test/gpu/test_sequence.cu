@@ -2,7 +2,7 @@
 Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
-    prompts     two and three processes that score and continue prompts (shared_prompts.cuh)
+    prompts     two and three processes that score and continue prompts (dev/test/inference/shared_prompts.cuh)
     blocks      heads_split and heads_join against llmc/model/sequence.h on the host
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
@@ -402,7 +402,7 @@ static void process_body(World* world) {
 // ----------------------------------------------------------------------------
 // prompts of ranks
 
-#include "shared_prompts.cuh"
+#include "../inference/shared_prompts.cuh"
 
 int main(int argc, char** argv) {
     static const struct {
