@@ -21,6 +21,7 @@ finite changes nothing on the device itself.
 #include "llmc/cuda/device.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/dist/cuda/exchange.cuh"
+#include "llmc/dist/cuda/queued_step.cuh"
 #include "llmc/dist/cuda/sequence.cuh"
 #include "llmc/inference/cuda/extension.cuh"
 #include "llmc/layers/adamw.cuh"
@@ -304,15 +305,6 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
-
-// A step in flight: its results, which are copied to the host when it ends.
-typedef struct {
-    StepStats* stats;      // pinned
-    PruningCount* pruning; // [L], pinned
-    RankTime* times;       // [ranks], pinned; as votes, with several ranks
-    StepVotes* votes;      // of this rank, pinned
-    cudaEvent_t done;
-} QueuedStep;
 
 typedef struct Model {
     Config config;
@@ -862,20 +854,6 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 #ifndef TESTING
 // ----------------------------------------------------------------------------
 // a step of a run: its batches come and its results go while the device computes
-
-static void queued_step_open(QueuedStep* q, int64_t L, int ranks) {
-    q->stats = (StepStats*)device_host_alloc(sizeof(StepStats));
-    q->pruning = (PruningCount*)device_host_alloc((size_t)L * sizeof(PruningCount));
-    q->times = (RankTime*)device_host_alloc((size_t)ranks * sizeof(RankTime));
-    q->votes = (StepVotes*)device_host_alloc(sizeof(StepVotes));
-    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-}
-
-static void queued_step_close(QueuedStep* q) {
-    void* const pinned[] = {q->stats, q->pruning, q->times, q->votes};
-    for (void* memory : pinned) device_host_free(memory);
-    if (q->done) CUDA_CHECK(cudaEventDestroy(q->done));
-}
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
