@@ -14,7 +14,7 @@ static inline void attention_check_cudnn(const Config* c) {
     if (config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
     if (c->window_size > 0)
-        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
+        die("--attention cudnn: these kernels have no window: use --attention fox, or --set window_size=0");
     if (c->document_reset)
         die("--attention cudnn: these kernels have no document_reset: use --attention fox");
 }

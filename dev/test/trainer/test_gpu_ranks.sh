@@ -122,8 +122,8 @@ shared() {
     done
     check "two sequences a micro-batch" train 2 shared.two --sequence-ranks 2 --micro-batch 2
     near 2e-3 fox-pro.1 shared.two
-    check "a window" train 1 window.1 --window-size 100
-    check "a window, sequences on two" train 2 window.2 --window-size 100 --sequence-ranks 2
+    check "a window" train 1 window.1 --set window_size=100
+    check "a window, sequences on two" train 2 window.2 --set window_size=100 --sequence-ranks 2
     near 2e-3 window.1 window.2
     check "packed documents" train 1 documents.1 --set document_reset=true
     check "packed documents, sequences on two" train 2 documents.2 --set document_reset=true --sequence-ranks 2
