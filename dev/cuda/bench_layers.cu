@@ -160,16 +160,16 @@ static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool n
     if (measured) return;
     snprintf(title, sizeof title, "qkv_backward, %s", name);
     bench(title, (6 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
-        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], t.partial[0], &t.shape, 0);
+        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], t.partial[0], &t.shape, Fp8Tensor(), 0);
     });
 }
 
 static void bench_swiglu(int64_t rows, int64_t I) {
     Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
     bench("swiglu_forward", 6 * (double)(rows * I),
-          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
+          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
     bench("swiglu_backward, act", 12 * (double)(rows * I),
-          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
+          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
 }
 
 static void bench_embedding(int64_t rows, int64_t d, int64_t V) {

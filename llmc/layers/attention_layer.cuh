@@ -95,6 +95,14 @@ static inline float* head_gate_dbias(const Layer* layer) {
     return all && layer->heads ? layer->heads->dbias : all;
 }
 
+// The columns of the output gate in dproj's FP8 tensor.
+static inline Fp8Tensor attention_dgate8(const Layer* layer) {
+    Fp8Tensor columns = layer_in_proj(layer).fp8.dout;
+    if (params_column(layer->table, P_OGATE_PROJ) < 0) return Fp8Tensor{};
+    if (columns.data) columns.data += params_column(layer->table, P_OGATE_PROJ);
+    return columns;
+}
+
 static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
                                                float* delta) {
     const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
@@ -106,5 +114,7 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
             .gate = gate,
             .dgate = dgate,
             .delta = delta,
-            .eps = layer->config->norm_eps};
+            .eps = layer->config->norm_eps,
+            .y8 = layer_linear(layer, P_O_PROJ).fp8.x,
+            .dgate8 = attention_dgate8(layer)};
 }

@@ -219,10 +219,11 @@ struct QkvToken {
     int32_t start; // of its document
 };
 
-template <bool DOCS>
+template <bool DOCS, Fp8Format F>
 __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
-                        float* partial, const int32_t* doc_start) {
+                        float* partial, const int32_t* doc_start, const __grid_constant__ Fp8Tensor dproj8) {
+    Fp8Writer<F> quantized(dproj8);
     int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
     int groups = (int)gridDim.x / a.units;
     const HeadPath& path = a.paths[unit % 3];
@@ -278,6 +279,9 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             }
             if (t < last) {
                 if (me.active) store16_once(drow + column, pack8(x));
+                if (me.active)
+                    quantized.store(((int64_t)(segment / a.segments_of_T) * a.T + t) * dproj8.stride + column,
+                                    pack8(x));
                 if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
                 if (shift && me.active && me.channel == 0) drow[gate] = __float2bfloat16(dalpha);
             }
@@ -289,6 +293,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                 drow[(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
         }
     }
+    quantized.finish();
     if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
 }
 
@@ -300,19 +305,23 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
-// Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
-// dweight. partial is scratch of norm_partial_bytes.
+// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2; zeros its
+// padding columns, and adds to each path's dweight. partial is scratch of norm_partial_bytes.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
-                                float* partial, const HeadShape* shape, cudaStream_t stream) {
+                                float* partial, const HeadShape* shape, const Fp8Tensor& dproj8,
+                                cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);
     int64_t NH = shape->NH, dh = shape->dh;
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
-    auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
+    auto kernel = dproj8.data && shape->doc_start ? qkv_backward_kernel<true, FP8_E5M2>
+                  : dproj8.data                   ? qkv_backward_kernel<false, FP8_E5M2>
+                  : shape->doc_start              ? qkv_backward_kernel<true, FP8_NONE>
+                                                  : qkv_backward_kernel<false, FP8_NONE>;
     int64_t groups = resident_groups(kernel, heads.threads, a.units, a.segments);
     CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial,
-                shape->doc_start);
+                shape->doc_start, dproj8);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
