@@ -60,18 +60,17 @@ __host__ __device__ static inline Fp8Scale fp8_scale(uint32_t amax, Fp8Format fo
     return {ldexpf(1, exponent), ldexpf(1, -exponent)};
 }
 
-// Eight elements in FP8; amax becomes the larger of itself and of theirs.
+// Eight elements in FP8. amax: the largest of the elements of even and of odd index, as pairs of bf16 in a word.
 template <Fp8Format F>
 __device__ static inline uint2 fp8_pack8(const Raw8& raw, float scale, uint32_t& amax) {
     const uint32_t sign = 0x7fff7fffu;
     const uint32_t pairs =
         __vmaxu2(__vmaxu2(raw.x & sign, raw.y & sign), __vmaxu2(raw.z & sign, raw.w & sign));
-    const uint32_t most = max(pairs & 0xffff, pairs >> 16);
     float x[8];
     uint16_t packed[4];
     unpack8(x, raw);
-    amax = max(amax, most);
-    if (most >= FP8_NOT_FINITE) scale = NAN;
+    amax = __vmaxu2(amax, pairs);
+    if (__vcmpgeu2(pairs, FP8_NOT_FINITE << 16 | FP8_NOT_FINITE)) scale = NAN;
     for (int i = 0; i < 4; i++)
         packed[i] = __nv_cvt_float2_to_fp8x2(make_float2(x[2 * i] * scale, x[2 * i + 1] * scale),
                                              __NV_SATFINITE, F == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2);
@@ -81,10 +80,10 @@ __device__ static inline uint2 fp8_pack8(const Raw8& raw, float scale, uint32_t&
 // ----------------------------------------------------------------------------
 // amax
 
-// Called by any lanes of a warp: *lanes becomes at least their largest amax.
-__device__ static inline void fp8_add_amax(uint32_t* lanes, uint32_t amax) {
+// Called by any lanes of a warp, each with an amax of fp8_pack8: *lanes becomes at least the largest.
+__device__ static inline void fp8_add_amax(uint32_t* lanes, uint32_t pair) {
     const unsigned mask = __activemask();
-    amax = __reduce_max_sync(mask, amax);
+    const uint32_t amax = __reduce_max_sync(mask, max(pair & 0xffff, pair >> 16));
     const unsigned lane = (blockIdx.x + blockIdx.y) % FP8_LANES;
     if (threadIdx.x % 32 == (unsigned)__ffs((int)mask) - 1) atomicMax(lanes + lane * FP8_LANE_STRIDE, amax);
 }

@@ -241,6 +241,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
         const float* rstd = path.rstd + bt * a.NH + me.head;
         const int32_t* start = DOCS ? doc_start + bt : NULL;
         bf16* drow = dproj + bt * stride;
+        int at8 = (int)((bt * dproj8.stride + path.column + in_heads) / 8); // in groups of eight elements
         int column = (int)path.column + in_heads, column_before = column - stride;
         int gate = (int)path.shift + me.head;
         auto load = [&](bool valid, bool has_before) {
@@ -279,13 +280,12 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             }
             if (t < last) {
                 if (me.active) store16_once(drow + column, pack8(x));
-                if (me.active)
-                    quantized.store(((int64_t)(segment / a.segments_of_T) * a.T + t) * dproj8.stride + column,
-                                    pack8(x));
+                if (me.active) quantized.store(8 * (int64_t)at8, pack8(x));
                 if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
                 if (shift && me.active && me.channel == 0) drow[gate] = __float2bfloat16(dalpha);
             }
             drow -= stride;
+            at8 -= (int)dproj8.stride / 8;
         }
         if (unit == 0) { // zeros the padding columns; drow is the row before the segment
             int padding = (int)(a.row_stride - a.columns);
