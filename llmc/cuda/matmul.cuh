@@ -249,7 +249,7 @@ static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64)
 // The three GEMMs' common part
 static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShape& shape,
                                const MatmulOperands& x, Matmul* mm) {
-    Range range("matmul", pass, mm->stream);
+    Range range(shape.b_format == FP8_NONE ? "matmul" : "matmul, FP8", pass, mm->stream);
     assert(l->out_stride >= l->N && l->x_stride >= l->K);
     matmul_column_major(mm, shape, x);
 }
