@@ -59,10 +59,10 @@ static void test_bits(void) {
 // ----------------------------------------------------------------------------
 // --fp8
 
-// Relative errors of a pass in FP8 against bf16. The operands are rounded to 3 and 4 bits, which leaves 2.5 to 5%
-// in each product. Estimated, not measured yet: a run prints the worst.
-#define FP8_LOSS_LIMIT     1e-2
-#define FP8_GRADIENT_LIMIT 0.3
+// Relative errors of a pass in FP8 against bf16, of initial weights: rounding to 3 and 4 bits leaves 2.5 to 5% in
+// each product. Emulated in PyTorch with such models 6e-4 and 0.15 at most; a run prints its own.
+#define FP8_LOSS_LIMIT     2e-3
+#define FP8_GRADIENT_LIMIT 0.25
 
 static const char* const FP8_MODELS[] = {
     "fox-pro hidden_size=128 intermediate_size=80 vocab_size=257",
@@ -85,6 +85,7 @@ static Floats training_gradient(Model* model, const int32_t* tokens, double* los
 static void check_fp8_errors(const char* spec) {
     const int64_t B = 2, T = 128;
     cpu::Model start = cpu::variant_model(spec, 1, 1);
+    draw_weights(start.params, sizeof(double), &start.table, &start.shard, &start.config, 1);
     std::vector<int32_t> tokens((size_t)(B * T + 1));
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)(random_u64(7, 0, i) % 257);
     Floats grads[2];
