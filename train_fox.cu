@@ -1055,7 +1055,8 @@ static Model* trainer_open(Run* run) {
     plan_describe(held, sizeof held, &plan);
     char kernels[64] = "";
     if (run->config.mixer == MIXER_ATTENTION)
-        snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
+        snprintf(kernels, sizeof kernels, "attention by %s, %s", model->cudnn ? "cuDNN" : attention_path(),
+                 model->with_fp8 ? "GEMMs in FP8, " : "");
     snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
              device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;

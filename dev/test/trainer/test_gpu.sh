@@ -103,6 +103,7 @@ in_fp8() {
     fp8() { gpu $wide $batches $data --deterministic --shuffle --fp8 --out "$scratch/$1" "${@:2}"; }
     check "a run in bf16" gpu $wide $batches $data --deterministic --shuffle --out "$scratch/in_bf16"
     check "--fp8" fp8 in_fp8
+    said "GEMMs in FP8, recompute none"
     near 0.05 in_fp8 in_bf16
     for level in none qkv block; do
         check "--fp8 --recompute $level" fp8 fp8_$level --recompute $level
