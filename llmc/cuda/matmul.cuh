@@ -271,7 +271,13 @@ static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* r
                          .d_type = CUDA_R_16BF,
                          .b_format = FP8_E4M3};
     linear_gemm(RANGE_FORWARD, l, shape,
-                {f->w, f->x.data, residual, out, &f->w_scale->inverse, &f->x.scale->inverse}, mm);
+                {.a = f->w,
+                 .b = f->x.data,
+                 .residual = residual,
+                 .d = out,
+                 .a_inverse = &f->w_scale->inverse,
+                 .b_inverse = &f->x.scale->inverse},
+                mm);
     return f->N;
 }
 
@@ -290,10 +296,14 @@ static inline void linear_backward_fp8(bf16* dx, const bf16* dout, bool add, con
                          .ldd = l->x_stride,
                          .d_type = CUDA_R_16BF,
                          .b_format = FP8_E5M2};
-    linear_gemm(
-        RANGE_BACKWARD, l, shape,
-        {f->w_transposed, f->dout.data, add ? dx : NULL, dx, &f->w_scale->inverse, &f->dout.scale->inverse},
-        mm);
+    linear_gemm(RANGE_BACKWARD, l, shape,
+                {.a = f->w_transposed,
+                 .b = f->dout.data,
+                 .residual = add ? dx : NULL,
+                 .d = dx,
+                 .a_inverse = &f->w_scale->inverse,
+                 .b_inverse = &f->dout.scale->inverse},
+                mm);
 }
 
 // out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or
@@ -303,8 +313,8 @@ template <class T>
 static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
                                   const Linear* l, Matmul* mm) {
     cudaDataType_t type = std::is_same<T, float>::value ? CUDA_R_32F : CUDA_R_16BF;
-    const int64_t N = linear_forward_fp8(out, x, residual, l, mm);
-    MatmulShape shape = {.m = l->N - N,
+    const int64_t done = linear_forward_fp8(out, x, residual, l, mm); // columns, in FP8
+    MatmulShape shape = {.m = l->N - done,
                          .n = l->rows,
                          .k = l->K,
                          .transpose_a = true,
@@ -312,22 +322,24 @@ static inline void linear_forward(T* out, const bf16* x, const std::common_type_
                          .ldb = l->x_stride,
                          .ldd = l->out_stride,
                          .d_type = type};
-    if (l->N == N && N > 0) return;
-    linear_gemm(RANGE_FORWARD, l, shape, {l->w + N * l->K, x, residual ? residual + N : NULL, out + N}, mm);
+    if (done == 0 || done < l->N)
+        linear_gemm(RANGE_FORWARD, l, shape,
+                    {l->w + done * l->K, x, residual ? residual + done : NULL, out + done}, mm);
 }
 
 // dx [rows, K] = dout w. The columns in FP8 come last and add to those in bf16.
 static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* l, Matmul* mm) {
-    const int64_t N = l->fp8.dout.data ? l->fp8.N : 0;
+    const int64_t left = l->fp8.dout.data ? l->fp8.N : 0; // columns, to FP8
     MatmulShape shape = {.m = l->K,
                          .n = l->rows,
-                         .k = l->N - N,
+                         .k = l->N - left,
                          .lda = l->K,
                          .ldb = l->out_stride,
                          .ldd = l->x_stride,
                          .d_type = CUDA_R_16BF};
-    if (l->N > N || N == 0) linear_gemm(RANGE_BACKWARD, l, shape, {l->w + N * l->K, dout + N, NULL, dx}, mm);
-    linear_backward_fp8(dx, dout, l->N > N, l, mm);
+    if (left == 0 || left < l->N)
+        linear_gemm(RANGE_BACKWARD, l, shape, {l->w + left * l->K, dout + left, NULL, dx}, mm);
+    linear_backward_fp8(dx, dout, left < l->N, l, mm);
 }
 
 // l->dw [N, K] += dout^T x

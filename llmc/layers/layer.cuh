@@ -136,11 +136,13 @@ static inline Linear layer_in_proj(const Layer* layer) {
 // What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of
 // the residual stream, which is the output's of the linear layer before it.
 static inline Fp8Tensor layer_norm_output(const Layer* layer, ParamKind kind) {
+    if (!layer->fp8) return Fp8Tensor{};
     if (kind == P_MIXER_NORM) return layer_in_proj(layer).fp8.x;
     return kind == P_MLP_NORM ? layer_linear(layer, P_GATE_PROJ).fp8.x : Fp8Tensor{};
 }
 static inline Fp8Tensor layer_norm_gradient(const Layer* layer, ParamKind kind) {
     const int64_t before = kind == P_NORM ? layer->config->num_hidden_layers - 1 : layer->l - 1;
+    if (!layer->fp8) return Fp8Tensor{};
     if (kind == P_MLP_NORM) return layer_linear(layer, P_O_PROJ).fp8.dout;
     return (kind == P_MIXER_NORM || kind == P_NORM) && before >= 0
                ? layer_fp8(layer, before, P_DOWN_PROJ, 0).dout
