@@ -26,7 +26,7 @@ typedef struct {
     Fp8Shape shapes[FP8_LINEARS];
     int64_t weight_at[FP8_LINEARS]; // where a linear layer's copies begin in those of its block
     fp8* weights;                   // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]
-    Fp8Scale* scales;               // [layers, FP8_LINEARS, FP8_TENSORS]
+    Fp8Scale* scales;               // [layers, FP8_BLOCK_TENSORS], at fp8_index
     uint32_t* lanes;   // the same, amax in FP8_LANES: of inputs and gradients of this step so far
     uint32_t* amax;    // [layers, FP8_LINEARS, FP8_DELAYED] of this step
     uint16_t* history; // the same, [FP8_HISTORY], as fp8_history_text
@@ -35,7 +35,18 @@ typedef struct {
     bool training;                       // the pass in progress is one of training; others are in bf16
 } Fp8State;
 
-static inline int64_t fp8_linear_index(int64_t layer, int linear) { return layer * FP8_LINEARS + linear; }
+enum { FP8_BLOCK_DELAYED = FP8_LINEARS * FP8_DELAYED, FP8_BLOCK_TENSORS = FP8_LINEARS * FP8_TENSORS };
+
+// The index of a tensor in scales and lanes: of a block its inputs and gradients, then its weights.
+static inline int64_t fp8_index(int64_t layer, int linear, int tensor) {
+    return layer * FP8_BLOCK_TENSORS +
+           (tensor == FP8_WEIGHT ? FP8_BLOCK_DELAYED + linear : linear * FP8_DELAYED + tensor);
+}
+
+// The same of the i-th of all inputs and gradients.
+__device__ static inline int fp8_delayed_index(int i) {
+    return i / FP8_BLOCK_DELAYED * FP8_BLOCK_TENSORS + i % FP8_BLOCK_DELAYED;
+}
 
 // Allocates the state of a model, without the buffers of a pass.
 static inline Fp8State* fp8_open(const Config* c, const ParamTable* table) {
@@ -75,12 +86,11 @@ static inline void fp8_close(Fp8State* s) {
 // a linear layer's tensors
 
 static inline Fp8Scale* fp8_scale_of(const Fp8State* s, int64_t layer, int linear, int tensor) {
-    return s->scales + fp8_linear_index(layer, linear) * FP8_TENSORS + tensor;
+    return s->scales + fp8_index(layer, linear, tensor);
 }
 
 static inline uint32_t* fp8_lanes_of(const Fp8State* s, int64_t layer, int linear, int tensor) {
-    return s->lanes +
-           (fp8_linear_index(layer, linear) * FP8_TENSORS + tensor) * (FP8_LANES * FP8_LANE_STRIDE);
+    return s->lanes + fp8_index(layer, linear, tensor) * (FP8_LANES * FP8_LANE_STRIDE);
 }
 
 // The weights of a linear layer in FP8: [N, K]; [K, N] follows.
@@ -223,8 +233,9 @@ static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* con
                           .scale = fp8_scale_of(s, layer, i, FP8_WEIGHT),
                           .lanes = lanes};
         tiles += ceil_div<int64_t>(shape->N, FP8_TILE) * ceil_div<int64_t>(shape->K, FP8_TILE);
-        CUDA_CHECK(cudaMemsetAsync(lanes, 0, FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
     }
+    CUDA_CHECK(cudaMemsetAsync(matrices.of[0].lanes, 0,
+                               FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
     CUDA_LAUNCH(fp8_weights_amax_kernel, tiles, 256, stream, matrices);
     CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, matrices);
 }
@@ -244,8 +255,7 @@ static inline void fp8_bucket_weights(const Fp8State* s, const ParamTable* table
 
 // A block of one warp has an input or a gradient.
 __global__ static void __launch_bounds__(32) fp8_collect_amax_kernel(uint32_t* amax, uint32_t* lanes) {
-    uint32_t* mine = lanes + (blockIdx.x / FP8_DELAYED * FP8_TENSORS + blockIdx.x % FP8_DELAYED) *
-                                 (FP8_LANES * FP8_LANE_STRIDE);
+    uint32_t* mine = lanes + fp8_delayed_index((int)blockIdx.x) * (FP8_LANES * FP8_LANE_STRIDE);
     const uint32_t most = fp8_amax(mine);
     mine[threadIdx.x * FP8_LANE_STRIDE] = 0; // for the next step
     if (threadIdx.x == 0) amax[blockIdx.x] = most;
@@ -264,7 +274,7 @@ __global__ static void __launch_bounds__(32)
     }
     most = __reduce_max_sync(~0u, most);
     if (lane == 0)
-        scales[blockIdx.x / FP8_DELAYED * FP8_TENSORS + tensor] =
+        scales[fp8_delayed_index((int)blockIdx.x)] =
             fp8_scale(most, tensor == FP8_INPUT ? FP8_E4M3 : FP8_E5M2);
 }
 
