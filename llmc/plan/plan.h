@@ -183,7 +183,7 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[RATE_UNPRUNED],
            ranks, ranks > 1 ? "GPUs" : "GPU", hours[RATE_UNPRUNED] * ranks, tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
-    if (plan_fp8(run) && rate.measured) printf("  without --fp8, which is faster\n");
+    if (plan_fp8(run) && rate.measured) printf("  without --fp8\n");
     if (ranks > 1)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host%s\n", 100 * RATE_OF_LINEAR,
                run->group.size > 1 ? ", none of which shared a sequence" : "");
