@@ -31,9 +31,10 @@ enum Fp8Format { FP8_NONE, FP8_E4M3, FP8_E5M2 };
 
 enum { FP8_LANES = 32, FP8_LANE_STRIDE = 32 }; // words
 
-typedef struct {
-    float scale, inverse; // inverse 1 / scale, which cuBLAS reads from the device
-} Fp8Scale;
+// cuBLAS reads the inverse, 1 / scale, on the device; from 12.9 on it rejects one that is not aligned to 16 bytes.
+struct alignas(16) Fp8Scale {
+    float inverse, scale;
+};
 
 // A tensor that is written in FP8; all zero: one that is not.
 typedef struct {
@@ -57,7 +58,7 @@ __host__ __device__ static inline Fp8Scale fp8_scale(uint32_t amax, Fp8Format fo
     exponent = most - exponent - ((amax & 0x7f) > 96); // 96: a mantissa of 1.75
     if (exponent > 100) exponent = 100;
     if (amax == 0 || amax >= FP8_NOT_FINITE) exponent = 0;
-    return {ldexpf(1, exponent), ldexpf(1, -exponent)};
+    return {ldexpf(1, -exponent), ldexpf(1, exponent)};
 }
 
 // Eight elements in FP8. amax: the largest of the elements of even and of odd index, as pairs of bf16 in a word.

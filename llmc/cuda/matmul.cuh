@@ -169,6 +169,21 @@ static inline void matmul_prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPre
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(p, key, &value, sizeof value));
 }
 
+// Moves the candidates that can run to the front, in their order, and returns their number.
+static inline int matmul_usable(Matmul* mm, MatmulPlan* p, cublasLtMatmulHeuristicResult_t* candidates,
+                                int n) {
+    int usable = 0;
+    for (int i = 0; i < n; i++) {
+        cublasLtMatmulHeuristicResult_t checked;
+        if (candidates[i].state == CUBLAS_STATUS_SUCCESS &&
+            cublasLtMatmulAlgoCheck(mm->handle, &p->desc, &p->a, &p->b, &p->d, &p->d, &candidates[i].algo,
+                                    &checked) == CUBLAS_STATUS_SUCCESS &&
+            checked.workspaceSize <= MATMUL_WORKSPACE)
+            candidates[usable++] = candidates[i];
+    }
+    return usable;
+}
+
 static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const MatmulOperands* x) {
     MatmulPlan p;
     p.shape = *s;
@@ -196,16 +211,17 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
         matmul_prefer(&prefer, key, (uint32_t)s->align);
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
     int found = 0;
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
-                                       mm->tune ? MATMUL_CANDIDATES : 1, candidates, &found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
+        mm->tune || s->b_format != FP8_NONE ? MATMUL_CANDIDATES : 1, candidates, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+    found = matmul_usable(mm, &p, candidates, found);
     if (found == 0)
         die("cuBLAS has no kernel for %s GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
             "aligned to %lld bytes; strides should be multiples of 8 and the alignment 16",
             s->b_format == FP8_NONE ? "a" : "an FP8", (long long)s->n, (long long)s->m, (long long)s->k,
             (long long)s->lda, (long long)s->ldb, (long long)s->ldd, (long long)s->align);
-    p.algo = candidates[found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
+    p.algo = candidates[mm->tune && found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
     return p;
 }
 

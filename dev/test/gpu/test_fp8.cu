@@ -42,14 +42,14 @@ struct Written {
     int64_t rows, columns, stride;
     Buffer<uint8_t> bytes;
     Buffer<uint32_t> lanes;
-    Buffer<float> scale;
+    Buffer<Fp8Scale> scale;
     Fp8Tensor tensor;
 
     Written(Fp8Format f, int64_t r, int64_t c, int64_t s, float by, bool alone = false)
         : format(f), rows(r), columns(c), stride(s), bytes((size_t)(r * s)),
-          lanes(FP8_LANES * FP8_LANE_STRIDE), scale(vector<float>{by, 1 / by}) {
+          lanes(FP8_LANES * FP8_LANE_STRIDE), scale(vector<Fp8Scale>{{1 / by, by}}) {
         lanes.zero();
-        tensor = {bytes, s, (const Fp8Scale*)scale.p, lanes, alone};
+        tensor = {bytes, s, scale, lanes, alone};
     }
 
     uint32_t amax() const {
@@ -62,7 +62,7 @@ struct Written {
     // untouched, and amax is that of `want`. Of eight neighbours all are NaN or none is.
     void check(const char* name, const vector<bf16>& want, int64_t first = 0) const {
         const vector<uint8_t> got = bytes.host();
-        const float by = scale.host()[0];
+        const float by = scale.host()[0].scale;
         int64_t wrong = 0, written = 0;
         uint32_t most = 0;
         for (int64_t i = 0; i < rows * columns; i++) {
@@ -436,11 +436,12 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
                     n < N8 ? fg8[m * N8 + n] * fw8[n * K + k] : fg[m * N + n] * fw[n * K + k];
     }
     Buffer<uint8_t> d_x8(x8), d_w8(w8), d_w8_transposed(w8_transposed), d_g8(g8);
-    Buffer<float> scales(vector<float>{(float)(1 / w_scale), (float)w_scale, (float)(1 / x_scale),
-                                       (float)x_scale, (float)(1 / g_scale), (float)g_scale});
+    Buffer<Fp8Scale> scales(vector<Fp8Scale>{{(float)w_scale, (float)(1 / w_scale)},
+                                             {(float)x_scale, (float)(1 / x_scale)},
+                                             {(float)g_scale, (float)(1 / g_scale)}});
     Buffer<bf16> d_x(x), d_w(w), d_g(g), d_residual(residual), out(M * N), out_again(M * N), dx(M * K),
         dx_again(M * K);
-    const Fp8Scale* scale = (const Fp8Scale*)scales.p;
+    const Fp8Scale* scale = scales;
     Linear l = {.w = d_w, .dw = NULL, .rows = M, .N = N, .K = K, .out_stride = N, .x_stride = K};
     l.fp8 = {.w = d_w8,
              .w_transposed = d_w8_transposed,
