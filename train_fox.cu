@@ -212,7 +212,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
         forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
                              a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
                              head_gate_bias(layer), layer->scratch, &shape, layer->stream);
-    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial, &shape, in_proj.fp8.dout,
+    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial, &shape, attention_dqkv8(layer),
                  layer->stream);
     dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);

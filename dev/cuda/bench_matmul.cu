@@ -17,15 +17,6 @@ static const char* const forms[NUM_FORMS] = {"forward", "forward + residual", "b
                                              "backward, weight"};
 static bool has_fp8;
 
-template <Fp8Format F>
-__global__ static void quantize_kernel(const bf16* x, int64_t n, const __grid_constant__ Fp8Tensor tensor) {
-    Fp8Writer<F> quantized(tensor);
-    for (int64_t i = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); i < n;
-         i += 8 * (int64_t)gridDim.x * blockDim.x)
-        quantized.store(i, load_raw8(x + i));
-    quantized.finish();
-}
-
 // n elements of x in FP8, in rows of `columns`; of standard deviation 1, or 1/64.
 template <Fp8Format F>
 static Fp8Tensor quantize(const bf16* x, int64_t n, int64_t columns, bool small, Fp8Scale* scale) {
@@ -35,8 +26,7 @@ static Fp8Tensor quantize(const bf16* x, int64_t n, int64_t columns, bool small,
                         .scale = scale,
                         .amax = device_array<uint32_t>(FP8_LANES * FP8_LANE_STRIDE)};
     CUDA_CHECK(cudaMemcpy(scale, &by, sizeof by, cudaMemcpyHostToDevice));
-    quantize_kernel<F><<<1024, 256>>>(x, n, tensor);
-    CUDA_CHECK_LAUNCH();
+    fp8_convert<F>(&tensor, x, n / columns, columns, columns, 0);
     return tensor;
 }
 static Matmul choices[2]; // first algorithm, tuned

@@ -42,6 +42,7 @@ done <<'END'
 --model fox-pro-760m --recompute block --ranks 8
 --model fox-pro-760m --seq-len 65536
 --model fox-pro-760m --fp8
+--model fox-pro-760m --fp8 --ranks 8 --sequence-ranks 4
 --model transformer-llama-360m --fp8 --micro-batch 2
 --model fox-llama-360m
 --model transformer-llama-760m --ranks 2

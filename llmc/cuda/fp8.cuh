@@ -121,7 +121,8 @@ template <> struct Fp8Writer<FP8_NONE> {
 };
 
 // ----------------------------------------------------------------------------
-// a tensor that no other kernel can write: of which a first scale is not known yet
+// a tensor that the kernel before does not write: one whose first scale is not known yet, of which amax is found;
+// one that comes from other ranks
 
 // A thread has eight columns; blockIdx.x walks over the rows.
 __global__ static void __launch_bounds__(512)
@@ -142,4 +143,25 @@ static inline void fp8_measure(const Fp8Tensor* tensor, const bf16* x, int64_t r
     grid.blocks.x = min(grid.blocks.x, 1024u);
     CUDA_LAUNCH(fp8_measure_kernel, grid.blocks, grid.threads, stream, tensor->amax, x, rows, columns,
                 stride);
+}
+
+template <Fp8Format F>
+__global__ static void __launch_bounds__(512)
+    fp8_convert_kernel(const __grid_constant__ Fp8Tensor tensor, const bf16* x, int64_t rows, int64_t columns,
+                       int64_t stride) {
+    const int64_t c = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
+    Fp8Writer<F> quantized(tensor);
+    for (int64_t row = blockIdx.x; c < columns && row < rows; row += gridDim.x)
+        quantized.store(row * tensor.stride + c, load_raw8(x + row * stride + c));
+    quantized.finish();
+}
+
+// Writes x [rows, columns] in FP8. columns and strides are multiples of 8.
+template <Fp8Format F>
+static inline void fp8_convert(const Fp8Tensor* tensor, const bf16* x, int64_t rows, int64_t columns,
+                               int64_t stride, cudaStream_t stream) {
+    if (!tensor->data || rows == 0) return;
+    RowGrid grid = row_grid(rows, columns);
+    grid.blocks.x = min(grid.blocks.x, 1024u);
+    CUDA_LAUNCH(fp8_convert_kernel<F>, grid.blocks, grid.threads, stream, *tensor, x, rows, columns, stride);
 }

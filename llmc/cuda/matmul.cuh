@@ -262,6 +262,16 @@ typedef struct {
 // slower. A layer's weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
+// The layer's columns [first, first + N): for linear_forward.
+static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N) {
+    Linear part = *all;
+    part.w += first * all->K;
+    part.N = N;
+    part.fp8.N = max(min(all->fp8.N - first, N), (int64_t)0);
+    if (part.fp8.N > 0) part.fp8.w += first * all->K;
+    return part;
+}
+
 // The three GEMMs' common part
 static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShape& shape,
                                const MatmulOperands& x, Matmul* mm) {
@@ -275,6 +285,7 @@ static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShap
 static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* residual, const Linear* l,
                                          Matmul* mm) {
     const Fp8Linear* f = &l->fp8;
+    if (f->N == 0) return 0;
     fp8_measure(&f->x, x, l->rows, l->K, l->x_stride, mm->stream);
     if (!f->x.data) return 0;
     MatmulShape shape = {.m = f->N,

@@ -95,7 +95,12 @@ static inline float* head_gate_dbias(const Layer* layer) {
     return all && layer->heads ? layer->heads->dbias : all;
 }
 
-// The columns of the output gate in dproj's FP8 tensor.
+// The columns of q, k and v in dproj's FP8 tensor, where qkv_backward writes them: it has all of a token's heads.
+static inline Fp8Tensor attention_dqkv8(const Layer* layer) {
+    return layer->heads ? Fp8Tensor{} : layer_in_proj(layer).fp8.dout;
+}
+
+// The columns of the output gate in it.
 static inline Fp8Tensor attention_dgate8(const Layer* layer) {
     Fp8Tensor columns = layer_in_proj(layer).fp8.dout;
     if (params_column(layer->table, P_OGATE_PROJ) < 0) return Fp8Tensor{};

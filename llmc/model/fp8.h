@@ -41,7 +41,8 @@ static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, con
     memcpy(shapes, of_block, sizeof of_block);
 }
 
-// Dies where --fp8 does not support the model.
+// Dies where --fp8 does not support the model, or T tokens of a sequence on a rank: cuBLAS demands of FP8 GEMMs that
+// rows in memory, and all sizes, are multiples of 16.
 static inline void fp8_check(const Config* c, int64_t T) {
     const int64_t d = c->hidden_size, I = config_mlp_size(c);
     if (c->mixer != MIXER_ATTENTION)
@@ -49,7 +50,9 @@ static inline void fp8_check(const Config* c, int64_t T) {
     if (d % FP8_ALIGN || I % FP8_ALIGN)
         die("--fp8: hidden_size and intermediate_size must be multiples of %d, not %lld and %lld", FP8_ALIGN,
             (long long)d, (long long)I);
-    if (T % FP8_ALIGN) die("--fp8: --seq-len must be a multiple of %d, not %lld", FP8_ALIGN, (long long)T);
+    if (T % FP8_ALIGN)
+        die("--fp8: a rank's tokens of a sequence must be a multiple of %d, not %lld: change --seq-len",
+            FP8_ALIGN, (long long)T);
 }
 
 // Bytes of the weights in FP8, and transposed, of a block.

@@ -75,7 +75,7 @@ static inline int64_t plan_weights_bytes(const Run* run, bool train) {
 // Dies where --fp8 is not supported.
 static inline void plan_check_fp8(const Run* run, const PlanGpu* gpu) {
     if (!plan_fp8(run)) return;
-    fp8_check(&run->config, run->options.seq_len);
+    fp8_check(&run->config, sequence_tokens(&run->group, run->options.seq_len));
     if (gpu->compute_capability > 0 && gpu->compute_capability < 89)
         die("--fp8: %s has compute capability %d.%d, and FP8 begins with 8.9 (Ada, Hopper): leave it out",
             gpu->name, gpu->compute_capability / 10, gpu->compute_capability % 10);

@@ -89,15 +89,6 @@ struct Written {
 // A scale at which a share of the values saturates, or most are denormal.
 static const float SCALES[] = {1, 256, 1.0f / 64};
 
-template <Fp8Format F>
-__global__ static void convert_kernel(const bf16* x, int64_t n, const __grid_constant__ Fp8Tensor tensor) {
-    Fp8Writer<F> quantized(tensor);
-    for (int64_t i = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); i < n;
-         i += 8 * (int64_t)gridDim.x * blockDim.x)
-        quantized.store(i, load_raw8(x + i));
-    quantized.finish();
-}
-
 // All numbers of bf16 but NaN and infinity, then these among others.
 static void test_conversion() {
     snprintf(test_case, sizeof test_case, "conversion");
@@ -111,9 +102,8 @@ static void test_conversion() {
     const int64_t n = (int64_t)all.size();
     for (float scale : SCALES) {
         Written e4m3(FP8_E4M3, 1, n, n, scale), e5m2(FP8_E5M2, 1, n, n, scale);
-        convert_kernel<FP8_E4M3><<<7, 96>>>(x, n, e4m3.tensor);
-        convert_kernel<FP8_E5M2><<<7, 96>>>(x, n, e5m2.tensor);
-        CUDA_CHECK_LAUNCH();
+        fp8_convert<FP8_E4M3>(&e4m3.tensor, x, 1, n, n, 0);
+        fp8_convert<FP8_E5M2>(&e5m2.tensor, x, 1, n, n, 0);
         e4m3.check("E4M3", all);
         e5m2.check("E5M2", all);
     }
@@ -457,6 +447,17 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     CHECK(error < GEMM_LIMIT, "%s: forward with a residual: %g", test_case, error);
     linear_forward(out_again.p, d_x, d_residual, &l, mm);
     check_same_bits("out of a second run", out, out_again);
+    const int64_t ends[] = {0, N8 / 2, N8 - 16, N}; // in FP8, in FP8, in both
+    for (int part = 0; part < 3; part++) {
+        const Linear columns = linear_columns(&l, ends[part], ends[part + 1] - ends[part]);
+        linear_forward(out.p + ends[part], d_x, NULL, &columns, mm);
+    }
+    if (N8 < N) { // in bf16
+        const Linear columns = linear_columns(&l, N8, N - N8);
+        linear_forward(out.p + N8, d_x, NULL, &columns, mm);
+    }
+    error = noted("FP8 forward in parts", relative_error(out.host(), want), GEMM_LIMIT);
+    CHECK(error < GEMM_LIMIT, "%s: forward in parts: %g", test_case, error);
     linear_backward_input(dx, d_g, &l, mm);
     error = noted("FP8 input gradient", relative_error(dx.host(), want_dx), GEMM_LIMIT);
     CHECK(error < GEMM_LIMIT, "%s: backward: %g", test_case, error);

@@ -356,9 +356,6 @@ END
         --set hidden_size=320 --seq-len=16 --dry-run
     said '"hidden_size": 320'
     said "sequence                        16 tokens"
-    check "--fp8" run --model fox-pro-nano --fp8 --dry-run --gpu H100
-    dies "--fp8: A100 has compute capability 8.0, and FP8 begins with 8.9 (Ada, Hopper): leave it out" \
-        run --model fox-pro-125m --fp8 --dry-run --gpu A100
     check "a window" run --model fox-pro-nano --set window_size=33 --dry-run
     said '"window_size": 33'
     check "no window" run --model transformer-swa-nano --set window_size=0 --dry-run

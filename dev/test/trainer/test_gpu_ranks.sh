@@ -99,7 +99,7 @@ biases() {
 # --fp8: scales are those of all ranks' batches, so after the same weights the same on any number of ranks.
 in_fp8() {
     local ranks wide="--fp8 --set intermediate_size=80"
-    if ! ./train_foxcu $tiny $wide --dry-run >/dev/null 2>&1; then
+    if ! $trainer $tiny $wide --dry-run >/dev/null 2>&1; then
         skip "--fp8, which these GPUs do not have"
         return
     fi
@@ -116,6 +116,10 @@ in_fp8() {
     check "--fp8 to step 7" train 2 fp8_stopped $wide --max-steps 7
     check "resumed" resume 2 fp8_stopped
     same_weights fp8_2 fp8_stopped
+    check "sequences on two" train 2 fp8_shared $wide --sequence-ranks 2
+    near 5e-2 fp8_1 fp8_shared
+    check "again" train 2 fp8_shared_again $wide --sequence-ranks 2
+    same_weights fp8_shared fp8_shared_again
 }
 
 resumed() {
