@@ -129,7 +129,7 @@ build/gpu/flags: FORCE
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
 	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h dev/test/inference/*.cuh dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.*h dev/test/trainer/*.*h dev/test/inference/*.cuh dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all programs that need no GPU

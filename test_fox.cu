@@ -11,6 +11,7 @@ dev/reference.
     bits        two runs compute the same bits; so do a run that was saved and resumed, and every --recompute
     streams     concurrent streams and the CUDA graph compute the bits of one kernel after another
     nan         a step with an infinite loss or gradient changes nothing
+    fp8         --fp8: errors, bits, what is not finite
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
@@ -28,11 +29,14 @@ dev/test/trainer/trainers.cuh.
 
 typedef std::vector<float> Floats;
 
+static bool with_fp8; // of the models to come
+
 // A model of these weights. With `tune`, as without --deterministic, two models may run different GEMM
 // algorithms.
 static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
                        bool tune) {
     Model model = model_new(c, false, !tune, 0, 1);
+    model.with_fp8 = with_fp8;
     model_allocate_weights(&model, true);
     Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
@@ -456,41 +460,7 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
 
 #define SMALL_MODEL "fox-pro hidden_size=128 intermediate_size=72 vocab_size=257"
 
-static void check_bits(const char* spec) {
-    const int64_t B = 3, T = 129, STEPS = 5, SAVED = 3;
-    const float dloss = 1 / (float)(B * T);
-    cpu::Model start = cpu::variant_model(spec, 1, 1);
-    const Config* c = &start.config;
-    State first;
-    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++)
-        for (int again = 0; again < 2; again++) {
-            Model model = new_model(c, start.params, B, T, (Recompute)recompute, false);
-            take_steps(&model, 1, STEPS, dloss);
-            State state = fetch_state(&model);
-            if (first.params.empty()) first = state;
-            CHECK(read_stats(&model).finite, "%s: the loss of step 5 is not finite", spec);
-            CHECK(same_state(state, first), "%s, --recompute %s, run %d: other bits", spec,
-                  option_recompute_names[recompute], again);
-            model_free(&model);
-        }
-    Model before = new_model(c, start.params, B, T, RECOMPUTE_NONE, false);
-    take_steps(&before, 1, SAVED, dloss);
-    State saved = fetch_state(&before);
-    CHECK(!same_state(saved, first), "%s: two steps changed nothing", spec);
-    model_free(&before);
-    Model after = new_model(c, start.params, B, T, RECOMPUTE_NONE, false);
-    model_upload(&after, saved.params.data(), saved.m.data(), saved.v.data());
-    CHECK(same_state(fetch_state(&after), saved), "%s: the bf16 weights of a resumed run are others", spec);
-    take_steps(&after, SAVED + 1, STEPS, dloss);
-    CHECK(same_state(fetch_state(&after), first), "%s, saved and resumed: other bits", spec);
-    model_free(&after);
-    cpu::model_free(&start);
-}
-
-static void test_bits(void) {
-    check_bits(SMALL_MODEL);
-    for (const char* spec : RECURRENT_MODELS) check_bits(spec);
-}
+#include "dev/test/training_bits.cuh"
 
 // Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels
 // do overlap.
@@ -567,7 +537,8 @@ int main(int argc, char** argv) {
         void (*run)(void);
     } parts[] = {{"fixtures", test_fixtures},   {"variants", test_variants}, {"documents", test_documents},
                  {"extension", test_extension}, {"training", test_training}, {"bits", test_bits},
-                 {"streams", test_streams},     {"nan", test_nan},           {"quick", test_quick}};
+                 {"streams", test_streams},     {"nan", test_nan},           {"fp8", test_fp8},
+                 {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     Device device = device_open(0);
     printf("on %s\n", device.name);
@@ -580,8 +551,8 @@ int main(int argc, char** argv) {
         int i = 0;
         while (i < num_parts && strcmp(parts[i].name, argv[a]) != 0) i++;
         if (i == num_parts)
-            die("'%s' is not a part of this test: fixtures, variants, extension, training, bits, streams, "
-                "nan, quick",
+            die("'%s' is not a part of this test: fixtures, variants, documents, extension, training, "
+                "bits, streams, nan, fp8, quick",
                 argv[a]);
         parts[i].run();
     }

@@ -21,6 +21,7 @@ finite changes nothing on the device itself.
 #include "llmc/cuda/device.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/dist/cuda/exchange.cuh"
+#include "llmc/dist/cuda/queued_step.cuh"
 #include "llmc/dist/cuda/sequence.cuh"
 #include "llmc/inference/cuda/extension.cuh"
 #include "llmc/layers/adamw.cuh"
@@ -169,7 +170,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     if (attention.bounds && own_gates) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
     o_to_tokens(layer, a.o, a.head_o);
-    if (a.y) output_gate_forward(a.y, a.o, &output_gate, &tokens, layer->stream);
+    if (a.y || output_gate.y8.data) output_gate_forward(a.y, a.o, &output_gate, &tokens, layer->stream);
     linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
 }
 
@@ -217,7 +218,8 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                              head_gate_bias(layer), layer->scratch, &shape,
                              beside ? side_fork(side) : layer->stream);
     if (beside) side_mark(side);
-    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape, layer->stream);
+    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape,
+                 attention_dqkv8(layer), layer->stream);
     if (beside) side_await(side);
     dproj_to_tokens(layer, a.dproj, a.head_dproj);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
@@ -268,7 +270,7 @@ static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf1
     Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
-    swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
+    swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, down_proj.fp8.x, layer->stream);
     linear_forward(out, a.act, residual, &down_proj, layer->matmul);
 }
 
@@ -278,7 +280,7 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
     swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up, down_proj.rows,
-                    down_proj.K, layer->stream);
+                    down_proj.K, gate_proj.fp8.dout, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
     linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
     return {gate_proj, a.dgate_up};
@@ -313,15 +315,6 @@ typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
 
-// A step in flight: its results, which are copied to the host when it ends.
-typedef struct {
-    StepStats* stats;      // pinned
-    PruningCount* pruning; // [L], pinned
-    RankTime* times;       // [ranks], pinned; as votes, with several ranks
-    StepVotes* votes;      // of this rank, pinned
-    cudaEvent_t done;
-} QueuedStep;
-
 typedef struct Model {
     Config config;
     ParamTable table;
@@ -337,7 +330,9 @@ typedef struct Model {
     SequenceGroup group;    // of the ranks that share sequences
     RankHeads* heads;       // and their exchange; NULL: each rank has its own
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
-    bool weights_in_flight; // the passes have not waited yet for the weights of all ranks
+    bool weights_in_flight; // new: the passes have not waited yet for those of all ranks, nor made them FP8
+    bool with_fp8;          // trains with --fp8
+    Fp8State* fp8;          // NULL: all GEMMs in bf16
     ParamChunks chunks;     // the update's work list
     double* chunk_squares;  // [chunks.count] scratch
     StepStats* stats;       // of the step in progress
@@ -425,6 +420,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.matmul = &model->matmul;
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
+    layer.fp8 = model->fp8 && model->fp8->training ? model->fp8 : NULL;
     layer.deterministic = model->deterministic;
     layer.sequential = model->sequential;
     layer.cudnn = model->cudnn;
@@ -447,7 +443,8 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
-    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) +
+    int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
+    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) + in_fp8 +
            gpu_inbox_bytes(&model->config, &model->table, B * T, model->group.size);
 }
 
@@ -494,6 +491,7 @@ static void model_allocate_weights(Model* model, bool train) {
     if (!train) return;
 
     weight_stream_init(&model->weight_stream, model->deterministic, model->stream);
+    if (model->with_fp8) model->fp8 = fp8_open(&model->config, &model->table);
     model->grads = (float*)model_shared_zeros(model, count * sizeof(float));
     model->m = (float*)device_zeros(shard_bytes);
     model->v = (float*)device_zeros(shard_bytes);
@@ -514,6 +512,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->recompute = recompute;
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     pass_allocate(&model->pass, L, device_bytes);
+    if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
@@ -545,6 +544,7 @@ static void model_free(Model* model) {
         model->v,      model->stats,   model->scratch,      model->partial, model->chunk_squares};
     pass_free(&model->pass, device_free);
     for (void* buffer : buffers) device_free(buffer);
+    fp8_close(model->fp8);
     param_chunks_free(&model->chunks);
     for (auto& graphs : model->graphs)
         for (PassGraph& graph : graphs) pass_graph_free(&graph);
@@ -579,7 +579,7 @@ static void model_upload(Model* model, const float* params, const float* m, cons
     weights_copy(&tensors, &model->chunks, model->stream);
     for (int b = 0; model->exchange && b < model->shard.num_buckets; b++)
         exchange_gather(model->exchange, b, model->weights, model->weights_fp32, model->stream);
-    model->weights_in_flight = model->exchange != NULL;
+    model->weights_in_flight = model->exchange || model->fp8;
 }
 
 // A tensor outside the layers, in a buffer of the table's layout.
@@ -597,10 +597,11 @@ static PruningCount* model_pruning(Model* model) {
 // forward
 
 // Before a pass reads the weights of a bucket that may be in flight: 0 the embedding's, 1 + l those of layer
-// l.
+// l, of which --fp8 needs copies.
 static void model_await_weights(Model* model, int64_t bucket) {
-    if (model->weights_in_flight)
-        exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
+    if (!model->weights_in_flight) return;
+    if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
+    if (model->fp8) fp8_bucket_weights(model->fp8, &model->table, bucket, model->weights, model->stream);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
@@ -802,14 +803,16 @@ static void model_backward(Model* model) {
 // and backward. `last`: of this rank's passes of the step.
 static void model_add_gradients(Model* model, float dloss, bool last) {
     model->reducing = model->exchange && last;
+    if (model->fp8) model->fp8->training = true;
     run_as_graph(model, &model->graphs[model->weights_in_flight][model->reducing], dloss, [&] {
         model_forward(model);
         model_loss(model, dloss, true, NULL);
         if (!model->reducing) model_backward(model);
     });
     if (model->reducing) model_backward(model);
-    model->warm = true;
+    model->warm = !model->fp8 || model->fp8->scaled; // the first pass with FP8 chooses GEMM algorithms
     model->weights_in_flight = false;
+    if (model->fp8) model->fp8->training = false;
 }
 
 // ----------------------------------------------------------------------------
@@ -827,6 +830,12 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
         exchange_sums(exchange, model->stats, pruning, pruning ? 2 * model->config.num_hidden_layers : 0,
                       model->stream);
     global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
+    if (model->fp8) {
+        fp8_collect_amax(model->fp8, model->stream);
+        if (exchange) nccl_max(exchange, model->fp8->amax, fp8_delayed_tensors(model->fp8), model->stream);
+        fp8_update(model->fp8, params->step, &model->stats->finite, model->stream);
+    }
+    model->weights_in_flight = exchange || model->fp8;
     if (!exchange) {
         adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
         return;
@@ -840,7 +849,6 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
         for (int i = b; i < end; i++)
             exchange_gather(exchange, i, model->weights, model->weights_fp32, model->stream);
     }
-    model->weights_in_flight = true;
 }
 
 // The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
@@ -871,20 +879,6 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 #ifndef TESTING
 // ----------------------------------------------------------------------------
 // a step of a run: its batches come and its results go while the device computes
-
-static void queued_step_open(QueuedStep* q, int64_t L, int ranks) {
-    q->stats = (StepStats*)device_host_alloc(sizeof(StepStats));
-    q->pruning = (PruningCount*)device_host_alloc((size_t)L * sizeof(PruningCount));
-    q->times = (RankTime*)device_host_alloc((size_t)ranks * sizeof(RankTime));
-    q->votes = (StepVotes*)device_host_alloc(sizeof(StepVotes));
-    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-}
-
-static void queued_step_close(QueuedStep* q) {
-    void* const pinned[] = {q->stats, q->pruning, q->times, q->votes};
-    for (void* memory : pinned) device_host_free(memory);
-    if (q->done) CUDA_CHECK(cudaEventDestroy(q->done));
-}
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
@@ -1021,10 +1015,11 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     *model = model_new(&run->config, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
     model->group = run->group;
+    model->with_fp8 = plan_fp8(run);
     if (gpu.memory > 0) {
         free_bytes = (size_t)gpu.memory;
     } else if (device.memory > 0) {
-        gpu = {model->device.name, gpu_find(device.name), device.memory};
+        gpu = {model->device.name, gpu_find(device.name), device.memory, device.compute_capability};
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     }
     *plan = {.run = run,
@@ -1068,13 +1063,15 @@ static Model* trainer_open(Run* run) {
     plan_describe(held, sizeof held, &plan);
     char kernels[64] = "";
     if (run->config.mixer == MIXER_ATTENTION)
-        snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
+        snprintf(kernels, sizeof kernels, "attention by %s, %s", model->cudnn ? "cuDNN" : attention_path(),
+                 model->with_fp8 ? "GEMMs in FP8, " : "");
     snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
              device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;
     model->B = B;
     model->T = own_T;
     if (!train) return model; // upload allocates activations when the masters are gone
+    fp8_restore(model->fp8, &run->record, model->stream);
     model_allocate_activations(model, B, own_T, (Recompute)plan.recompute);
     for (QueuedStep& q : model->steps) queued_step_open(&q, L, model->shard.size);
     model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
@@ -1112,6 +1109,8 @@ static void upload(Model* model, const CheckpointTensors* from) {
     model_allocate_activations(model, model->B, model->T, FORWARD_ONLY);
     model_begin_step(model); // nothing is counted yet
 }
+
+static char* model_fp8_record(Model* model) { return fp8_record(model->fp8); }
 
 static void mark(Model* model, int mark) { CUDA_CHECK(cudaEventRecord(model->marks[mark], model->stream)); }
 
@@ -1169,6 +1168,7 @@ static const Trainer trainer = {
     .host_free = device_host_free,
     .download = download,
     .upload = upload,
+    .fp8_record = model_fp8_record,
     .load_batch = load_batch,
     .begin_step = model_begin_step,
     .add_gradients = add_gradients,

@@ -8,18 +8,39 @@ calls.
     bench_layers [PART]     only benchmarks whose name contains PART
 */
 #include <set>
+#include "../../llmc/baselines/mixers.h"
 #include "../../llmc/cuda/device.cuh"
+#include "../../llmc/cuda/fp8_state.cuh"
 #include "../../llmc/layers/embedding.cuh"
 #include "../../llmc/layers/output_gate.cuh"
 #include "../../llmc/layers/qkv.cuh"
 #include "../../llmc/base/random.h"
 #include "../../llmc/layers/rmsnorm.cuh"
 #include "../../llmc/layers/swiglu.cuh"
+#include "../../llmc/model/presets.h"
 #include "bench.cuh"
 
 enum { CALLS = 40, SETS = 2 };
 static double copy_rate; // bytes per second, read and written
 static const char* part = "";
+
+// What a kernel writes in FP8, the same for both sets: those of bf16 do not fit into the caches.
+struct Written {
+    Fp8Scale* scale;
+    Fp8Tensor tensor;
+    explicit Written(int64_t n, int64_t stride, bool alone) : scale(device_array<Fp8Scale>(1)) {
+        const Fp8Scale one = {1, 1};
+        CUDA_CHECK(cudaMemcpy(scale, &one, sizeof one, cudaMemcpyHostToDevice));
+        tensor = {device_array<fp8>(n), stride, scale, device_array<uint32_t>(FP8_LANES * FP8_LANE_STRIDE),
+                  alone};
+    }
+    Written(const Written&) = delete;
+    ~Written() {
+        CUDA_CHECK(cudaFree(tensor.data));
+        CUDA_CHECK(cudaFree(tensor.amax));
+        CUDA_CHECK(cudaFree(scale));
+    }
+};
 
 // A tensor of n random elements for each set.
 template <class T> struct Tensor {
@@ -98,6 +119,22 @@ static void bench_rmsnorm(int64_t rows, int64_t d) {
         Norm n = norm(s);
         rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, {partial[0]}, 0);
     });
+    Written beside(rows * d, d, false), alone(rows * d, d, true);
+    bench("rmsnorm_forward, FP8 alone", 1.5 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        n.y8 = alone.tensor;
+        rmsnorm_forward(NULL, b[s], &n, 0);
+    });
+    bench("rmsnorm_forward, FP8 too", 2.5 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        n.y8 = beside.tensor;
+        rmsnorm_forward(a[s], b[s], &n, 0);
+    });
+    bench("rmsnorm_backward, add, y, FP8 too", 5.5 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        n.dx8 = beside.tensor;
+        rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, {partial[0]}, 0);
+    });
 }
 
 // The tensors of all kernels that work on heads; x0 to x5 are [B, T, NH, dh].
@@ -136,6 +173,18 @@ static void bench_output_gate(const HeadTensors& t) {
         OutputGate g = gate(s);
         output_gate_backward(t.x0[s], t.x3[s], t.x1[s], t.x2[s], &g, {t.partial[0]}, &t.shape, 0);
     });
+    const int64_t d = t.shape.NH * t.shape.dh;
+    Written y8(t.size(), d, true), dproj8(4 * t.size(), 4 * d, false);
+    bench("output_gate_forward, FP8 alone", 2.5 * bytes + head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        g.y8 = y8.tensor;
+        output_gate_forward(NULL, t.x1[s], &g, &t.shape, 0);
+    });
+    bench("output_gate_backward, FP8 too", 6.5 * bytes + 2 * head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        g.dgate8 = dproj8.tensor;
+        output_gate_backward(t.x0[s], t.x3[s], t.x1[s], t.x2[s], &g, {t.partial[0]}, &t.shape, 0);
+    });
 }
 
 // measured: finds the largest norms of q and k as well
@@ -168,18 +217,46 @@ static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool n
     if (measured) return;
     snprintf(title, sizeof title, "qkv_backward, %s", name);
     bench(title, (6 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
-        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], {t.partial[0]}, &t.shape, 0);
+        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], {t.partial[0]}, &t.shape, Fp8Tensor(), 0);
+    });
+    Written dproj8(4 * t.size(), 4 * d, false);
+    snprintf(title, sizeof title, "qkv_backward, %s, FP8 too", name);
+    bench(title, (7.5 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
+        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], {t.partial[0]}, &t.shape, dproj8.tensor,
+                     0);
     });
 }
 
 static void bench_swiglu(int64_t rows, int64_t I) {
     Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
     bench("swiglu_forward", 6 * (double)(rows * I),
-          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
+          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
     bench("swiglu_backward", 10 * (double)(rows * I),
-          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, 0); });
+          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
     bench("swiglu_backward, act", 12 * (double)(rows * I),
-          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
+          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
+    Written act8(rows * I, I, true), dgate_up8(2 * rows * I, 2 * I, false);
+    bench("swiglu_forward, FP8 alone", 5 * (double)(rows * I),
+          [&](int s) { swiglu_forward(NULL, gate_up[s], rows, I, act8.tensor, 0); });
+    bench("swiglu_backward, act, FP8 too", 14 * (double)(rows * I), [&](int s) {
+        swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, dgate_up8.tensor, 0);
+    });
+}
+
+// Both copies of a layer's weights: bf16 is read twice.
+static void bench_fp8_weights(const char* model) {
+    Error err;
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, model, &err)) die("%s", err.msg);
+    ParamTable table = params_build(&c);
+    Fp8State* state = fp8_open(&c, &table);
+    bf16* weights = random_array<bf16>(table.count, 0.02f);
+    bench("weights in FP8, of a layer", 3 * (double)fp8_block_bytes(state->shapes),
+          [&](int s) { fp8_bucket_weights(state, &table, 1 + s, weights, 0); });
+    CUDA_CHECK(cudaFree(weights));
+    fp8_close(state);
+    params_free(&table);
 }
 
 static void bench_embedding(int64_t rows, int64_t d, int64_t V) {
@@ -228,6 +305,7 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
         bench_qkv(heads, "none, largest norms", false, false, false, true);
     }
     bench_swiglu(B * T, I);
+    bench_fp8_weights(name);
     bench_embedding(B * T, d, V);
 }
 

@@ -1,6 +1,7 @@
 /*
 Benchmarks the GEMMs of each linear layer of fox-pro (forward, input gradient, weight gradient), with the
-first algorithm of cuBLASLt's heuristic and with the fastest of its first eight ("tuned").
+first algorithm of cuBLASLt's heuristic and with the fastest of its first eight ("tuned"). On a GPU that has FP8
+also those of --fp8; of the projection the columns in FP8 alone.
 
     bench_matmul [TOKENS]     default 16384
 */
@@ -14,7 +15,55 @@ first algorithm of cuBLASLt's heuristic and with the fastest of its first eight 
 enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };
 static const char* const forms[NUM_FORMS] = {"forward", "forward + residual", "backward, input",
                                              "backward, weight"};
+static bool has_fp8;
+
+// n elements of x in FP8, in rows of `columns`; of standard deviation 1, or 1/64.
+template <Fp8Format F>
+static Fp8Tensor quantize(const bf16* x, int64_t n, int64_t columns, bool small, Fp8Scale* scale) {
+    const Fp8Scale by = fp8_scale(small ? 0x3d20 : 0x4020, F); // 2.5 deviations, the largest of fill_kernel
+    Fp8Tensor tensor = {.data = device_array<fp8>(n),
+                        .stride = columns,
+                        .scale = scale,
+                        .amax = device_array<uint32_t>(FP8_LANES * FP8_LANE_STRIDE)};
+    CUDA_CHECK(cudaMemcpy(scale, &by, sizeof by, cudaMemcpyHostToDevice));
+    fp8_convert<F>(&tensor, x, n / columns, columns, columns, 0);
+    return tensor;
+}
 static Matmul choices[2]; // first algorithm, tuned
+
+// Prints the times of a layer's two GEMMs in FP8. Its outputs are overwritten.
+static void layer_fp8_gemms(bool residual, const char* name, Linear linear, const bf16* x, const bf16* dout,
+                            bf16* dx, bf16* out) {
+    const int64_t M = linear.rows, N = linear.N / 16 * 16, K = linear.K;
+    Fp8Scale* scales = device_array<Fp8Scale>(4);
+    const Fp8Tensor w = quantize<FP8_E4M3>(linear.w, N * K, K, true, scales + 3),
+                    transposed = quantize<FP8_E4M3>(linear.w, N * K, N, true, scales);
+    linear.N = N;
+    linear.fp8 = {.w = w.data,
+                  .w_transposed = transposed.data,
+                  .w_scale = scales,
+                  .x = quantize<FP8_E4M3>(x, M * K, K, false, scales + 1),
+                  .dout = quantize<FP8_E5M2>(dout, M * N, N, false, scales + 2),
+                  .N = N};
+    for (int form : {residual ? FORWARD_ADD : FORWARD, BACKWARD_INPUT}) {
+        std::vector<double> ms = milliseconds(
+            2, 11, [] {},
+            [&](int choice) {
+                Matmul* mm = &choices[choice];
+                if (form == FORWARD) linear_forward(out, x, NULL, &linear, mm);
+                if (form == FORWARD_ADD) linear_forward(out, x, dout, &linear, mm);
+                if (form == BACKWARD_INPUT) linear_backward_input(dx, dout, &linear, mm);
+            });
+        const double flop = 2e-9 * (double)M * (double)N * (double)K;
+        printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s   FP8\n",
+               name, (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
+    }
+    for (const Fp8Tensor& t : {w, transposed, linear.fp8.x, linear.fp8.dout}) {
+        CUDA_CHECK(cudaFree(t.data));
+        CUDA_CHECK(cudaFree(t.amax));
+    }
+    CUDA_CHECK(cudaFree(scales));
+}
 
 // Prints the times of a layer's three GEMMs and adds them, multiplied by `times`, to total[2] in
 // milliseconds.
@@ -42,6 +91,7 @@ static void layer(double total[2], int64_t times, bool residual, const char* nam
                (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
         for (int i = 0; i < 2; i++) total[i] += (double)times * ms[i];
     }
+    if (has_fp8) layer_fp8_gemms(residual, name, linear, x, dout, dx, out);
     for (void* p : {(void*)x, (void*)w, (void*)dx, (void*)out, (void*)dout, (void*)dw})
         CUDA_CHECK(cudaFree(p));
 }
@@ -51,6 +101,7 @@ int main(int argc, char** argv) {
     if (M < 1) die("usage: bench_matmul [TOKENS]");
     Device device = device_open(0);
     printf("%s, peak %.1f TFLOP/s, %lld tokens\n", device.name, 1e-12 * device.peak_flops, (long long)M);
+    has_fp8 = device.compute_capability >= 89;
     for (int i = 0; i < 2; i++) matmul_init(&choices[i], i, 0);
     for (const char* model : {"fox-pro-760m", "fox-pro-125m"}) {
         Error err;

@@ -41,6 +41,9 @@ done <<'END'
 --model fox-pro-125m --recompute qkv
 --model fox-pro-760m --recompute block --ranks 8
 --model fox-pro-760m --seq-len 65536
+--model fox-pro-760m --fp8
+--model fox-pro-760m --fp8 --ranks 8 --sequence-ranks 4
+--model transformer-llama-360m --fp8 --micro-batch 2
 --model fox-llama-360m
 --model transformer-llama-760m --ranks 2
 --model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv
@@ -57,6 +60,9 @@ check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
 said '"window_size": 2048'
 dies "--attention cudnn: these kernels have no window: use --attention fox" \
     "$trainer" --dry-run --model transformer-swa-760m --attention cudnn
+dies "--fp8: A100 has compute capability 8.0, and FP8 begins with 8.9" \
+    "$trainer" --dry-run --model fox-pro-125m --fp8 --gpu A100
+dies "--fp8: Mamba2ForCausalLM has no GEMMs in FP8" "$trainer" --dry-run --model mamba2-125m --fp8
 dies "--attention cudnn: these kernels have no document_reset: use --attention fox" \
     "$trainer" --dry-run --model transformer-pro-125m --set document_reset=true --attention cudnn
 for model in fox-pro transformer-pro deltanet hgrn2 mamba2; do

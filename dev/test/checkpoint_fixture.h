@@ -60,6 +60,8 @@ static inline void make_model(void) {
     options_put(&options, &options_json, NULL);
 }
 
+static const char* scales; // of --fp8, which checkpoints record; NULL: none
+
 // What a checkpoint of a state records.
 static inline CheckpointRecord record_of(const ParamTable* of, const TrainerState* state,
                                          const HfTokenizer* tokenizer) {
@@ -75,7 +77,8 @@ static inline CheckpointRecord record_of(const ParamTable* of, const TrainerStat
                                        .tokens = state->tokens,
                                        .json_escape = options.json_escape},
                                .tokenizer = tokenizer,
-                               .options = options_json.text};
+                               .options = options_json.text,
+                               .fp8 = scales};
     return record;
 }
 

@@ -66,12 +66,6 @@ attention_backward.
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys: all that causal attention in its window and its documents
-// has, and those that are kept. The backward pass counts them double, as in the model's FLOPs.
-typedef struct {
-    unsigned long long all, kept;
-} PruningCount;
-
 // The share that is skipped
 static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;

@@ -27,6 +27,7 @@ typedef struct {
     const HfTokenizer* tokenizer; // NULL: not known
     const char* options;          // of the run, as JSON: trainer.json has them under this name
     const char* recipe;           // and what of it is changed; NULL: none
+    const char* fp8;              // of scales, as in llmc/model/fp8.h; NULL: none
 } CheckpointRecord;
 
 // ----------------------------------------------------------------------------
@@ -157,6 +158,7 @@ static inline void checkpoint_put_trainer(JsonWriter* w, const CheckpointRecord*
     if (r->recipe) json_put_string(w, "recipe", r->recipe);
     if (r->config->mixer == MIXER_ATTENTION && r->config->fgate_type == GATE_FULL)
         config_put_initialization(r->config, w, "initialization");
+    if (r->fp8) json_put_string(w, "fp8", r->fp8);
     json_put_json(w, "options", r->options);
 }
 

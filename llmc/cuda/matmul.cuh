@@ -1,6 +1,11 @@
 /*
 Linear layers without bias: three GEMMs of cuBLASLt, bf16 operands with fp32 accumulation.
 
+With --fp8 the first two of them have FP8 operands (fp8.cuh), in all columns of out and dout or in the first
+fp8.N. cuBLASLt multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes
+both operands with contiguous k, so that the second GEMM reads a transposed copy of w. Products are added with
+fast accumulation, to 14 bits or so: far below the rounding of the operands, to 3 or 4 bits.
+
     forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
     backward, input  dx[rows,K]  = dout[rows,N] w[N,K]
     backward, weight dw[N,K]    += dout[rows,N]^T x[rows,K]    in fp32
@@ -16,6 +21,7 @@ to bf16 or add them in the order of arrival.
 #include <cublasLt.h>
 #include <float.h>
 #include <type_traits>
+#include "fp8.cuh"
 #include "range.cuh"
 
 // ----------------------------------------------------------------------------
@@ -45,15 +51,17 @@ typedef struct {
     int64_t m, n, k;
     int64_t transpose_a, transpose_b;
     int64_t lda, ldb, ldd;
-    int64_t d_type;       // a cudaDataType_t; a and b are bf16
+    int64_t d_type;       // a cudaDataType_t
+    int64_t b_format;     // an Fp8Format: FP8_NONE where a and b are bf16; else a is E4M3
     int64_t has_residual; // 0 or 1; the residual has the layout of d
     int64_t align;        // bytes, of all pointers
 } MatmulShape;
 
 typedef struct {
-    const bf16 *a, *b;
+    const void *a, *b;
     const void* residual; // NULL: none; may be d
     void* d;
+    const float *a_inverse, *b_inverse; // of operands in FP8, on the device
 } MatmulOperands;
 
 typedef struct {
@@ -93,8 +101,19 @@ static inline void matmul_free(Matmul* mm) {
     memset(mm, 0, sizeof *mm);
 }
 
+template <class T> static inline void matmul_set(MatmulPlan* p, cublasLtMatmulDescAttributes_t key, T value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p->desc, key, &value, sizeof value));
+}
+
+static inline void matmul_set_scales(MatmulPlan* p, const MatmulOperands* x) {
+    if (p->shape.b_format == FP8_NONE) return;
+    matmul_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void*)x->a_inverse);
+    matmul_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void*)x->b_inverse);
+}
+
 static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
                                  const MatmulOperands* x) {
+    matmul_set_scales(p, x);
     float one = 1, beta = p->shape.has_residual ? 1 : 0;
     const void* residual = x->residual ? x->residual : x->d;
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, &p->desc, &one, x->a, &p->a, x->b, &p->b, &beta, residual, &p->d,
@@ -154,6 +173,21 @@ static inline void matmul_prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPre
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(p, key, &value, sizeof value));
 }
 
+// Moves the candidates that can run to the front, in their order, and returns their number.
+static inline int matmul_usable(Matmul* mm, MatmulPlan* p, cublasLtMatmulHeuristicResult_t* candidates,
+                                int n) {
+    int usable = 0;
+    for (int i = 0; i < n; i++) {
+        cublasLtMatmulHeuristicResult_t checked;
+        if (candidates[i].state == CUBLAS_STATUS_SUCCESS &&
+            cublasLtMatmulAlgoCheck(mm->handle, &p->desc, &p->a, &p->b, &p->d, &p->d, &candidates[i].algo,
+                                    &checked) == CUBLAS_STATUS_SUCCESS &&
+            checked.workspaceSize <= MATMUL_WORKSPACE)
+            candidates[usable++] = candidates[i];
+    }
+    return usable;
+}
+
 static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const MatmulOperands* x) {
     MatmulPlan p;
     p.shape = *s;
@@ -161,12 +195,14 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
     uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
     bool ta = s->transpose_a, tb = s->transpose_b;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[s->transpose_a],
-                                                sizeof *ops));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[s->transpose_b],
-                                                sizeof *ops));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, CUDA_R_16BF, ta ? k : m, ta ? m : k, s->lda));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, CUDA_R_16BF, tb ? n : k, tb ? k : n, s->ldb));
+    const cudaDataType_t a_type = s->b_format == FP8_NONE ? CUDA_R_16BF : CUDA_R_8F_E4M3;
+    const cudaDataType_t b_type = s->b_format == FP8_E5M2 ? CUDA_R_8F_E5M2 : a_type;
+    matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSA, ops[s->transpose_a]);
+    matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSB, ops[s->transpose_b]);
+    if (s->b_format != FP8_NONE) matmul_set(&p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    matmul_set_scales(&p, x);
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, a_type, ta ? k : m, ta ? m : k, s->lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, b_type, tb ? n : k, tb ? k : n, s->ldb));
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.d, (cudaDataType_t)s->d_type, m, n, s->ldd));
 
     cublasLtMatmulPreferenceOpaque_t prefer;
@@ -179,16 +215,17 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
         matmul_prefer(&prefer, key, (uint32_t)s->align);
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
     int found = 0;
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
-                                       mm->tune ? MATMUL_CANDIDATES : 1, candidates, &found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
+        mm->tune || s->b_format != FP8_NONE ? MATMUL_CANDIDATES : 1, candidates, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+    found = matmul_usable(mm, &p, candidates, found);
     if (found == 0)
-        die("cuBLAS has no kernel for a GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
+        die("cuBLAS has no kernel for %s GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
             "aligned to %lld bytes; strides should be multiples of 8 and the alignment 16",
-            (long long)s->n, (long long)s->m, (long long)s->k, (long long)s->lda, (long long)s->ldb,
-            (long long)s->ldd, (long long)s->align);
-    p.algo = candidates[found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
+            s->b_format == FP8_NONE ? "a" : "an FP8", (long long)s->n, (long long)s->m, (long long)s->k,
+            (long long)s->lda, (long long)s->ldb, (long long)s->ldd, (long long)s->align);
+    p.algo = candidates[mm->tune && found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
     return p;
 }
 
@@ -209,23 +246,95 @@ static inline void matmul_column_major(Matmul* mm, MatmulShape shape, const Matm
 // the three GEMMs of a linear layer. A row-major matrix is its transpose in column-major order, so that
 // cuBLAS gets the operands in exchanged order.
 
+// The FP8 side of a linear layer; all zero: there is none.
+typedef struct {
+    const fp8 *w, *w_transposed; // [N, K] and [K, N], contiguous; E4M3
+    const Fp8Scale* w_scale;     // on the device
+    Fp8Tensor x, dout;           // [rows, K] in E4M3, [rows, N] in E5M2: written by what computes x and dout
+    int64_t N;                   // of w's rows; the others are in bf16 alone
+} Fp8Linear;
+
 typedef struct {
     const bf16* w; // [N, K], contiguous
     float* dw;     // [N, K], contiguous; NULL for inference
     int64_t rows, N, K;
     int64_t out_stride, x_stride; // row strides of out and dout, and of x and dx, in elements
+    Fp8Linear fp8;
 } Linear;
 
 // n rounded up to a size at which GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
 // slower. A layer's weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
+// The layer's columns [first, first + N): for linear_forward.
+static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N) {
+    Linear part = *all;
+    part.w += first * all->K;
+    part.N = N;
+    part.fp8.N = max(min(all->fp8.N - first, N), (int64_t)0);
+    if (part.fp8.N > 0) part.fp8.w += first * all->K;
+    return part;
+}
+
 // The three GEMMs' common part
 static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShape& shape,
                                const MatmulOperands& x, Matmul* mm) {
-    Range range("matmul", pass, mm->stream);
+    Range range(shape.b_format == FP8_NONE ? "matmul" : "matmul, FP8", pass, mm->stream);
     assert(l->out_stride >= l->N && l->x_stride >= l->K);
     matmul_column_major(mm, shape, x);
+}
+
+// The columns of linear_forward in FP8: returns their number. Where FP8 is not to be computed yet, amax of x is
+// found.
+static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* residual, const Linear* l,
+                                         Matmul* mm) {
+    const Fp8Linear* f = &l->fp8;
+    if (f->N == 0) return 0;
+    fp8_measure(&f->x, x, l->rows, l->K, l->x_stride, mm->stream);
+    if (!f->x.data) return 0;
+    MatmulShape shape = {.m = f->N,
+                         .n = l->rows,
+                         .k = l->K,
+                         .transpose_a = true,
+                         .lda = l->K,
+                         .ldb = l->K,
+                         .ldd = l->out_stride,
+                         .d_type = CUDA_R_16BF,
+                         .b_format = FP8_E4M3};
+    linear_gemm(RANGE_FORWARD, l, shape,
+                {.a = f->w,
+                 .b = f->x.data,
+                 .residual = residual,
+                 .d = out,
+                 .a_inverse = &f->w_scale->inverse,
+                 .b_inverse = &f->x.scale->inverse},
+                mm);
+    return f->N;
+}
+
+// dx = dout w of the columns in FP8, or with `add` dx +=. Where FP8 is not to be computed yet, amax of dout is
+// found.
+static inline void linear_backward_fp8(bf16* dx, const bf16* dout, bool add, const Linear* l, Matmul* mm) {
+    const Fp8Linear* f = &l->fp8;
+    fp8_measure(&f->dout, dout, l->rows, f->N, l->out_stride, mm->stream);
+    if (!f->dout.data) return;
+    MatmulShape shape = {.m = l->K,
+                         .n = l->rows,
+                         .k = f->N,
+                         .transpose_a = true,
+                         .lda = f->N,
+                         .ldb = f->N,
+                         .ldd = l->x_stride,
+                         .d_type = CUDA_R_16BF,
+                         .b_format = FP8_E5M2};
+    linear_gemm(RANGE_BACKWARD, l, shape,
+                {.a = f->w_transposed,
+                 .b = f->dout.data,
+                 .residual = add ? dx : NULL,
+                 .d = dx,
+                 .a_inverse = &f->w_scale->inverse,
+                 .b_inverse = &f->dout.scale->inverse},
+                mm);
 }
 
 // out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or
@@ -235,7 +344,8 @@ template <class T>
 static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
                                   const Linear* l, Matmul* mm) {
     cudaDataType_t type = std::is_same<T, float>::value ? CUDA_R_32F : CUDA_R_16BF;
-    MatmulShape shape = {.m = l->N,
+    const int64_t done = linear_forward_fp8(out, x, residual, l, mm); // columns, in FP8
+    MatmulShape shape = {.m = l->N - done,
                          .n = l->rows,
                          .k = l->K,
                          .transpose_a = true,
@@ -243,19 +353,24 @@ static inline void linear_forward(T* out, const bf16* x, const std::common_type_
                          .ldb = l->x_stride,
                          .ldd = l->out_stride,
                          .d_type = type};
-    linear_gemm(RANGE_FORWARD, l, shape, {l->w, x, residual, out}, mm);
+    if (done == 0 || done < l->N)
+        linear_gemm(RANGE_FORWARD, l, shape,
+                    {l->w + done * l->K, x, residual ? residual + done : NULL, out + done}, mm);
 }
 
-// dx [rows, K] = dout w
+// dx [rows, K] = dout w. The columns in FP8 come last and add to those in bf16.
 static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* l, Matmul* mm) {
+    const int64_t left = l->fp8.dout.data ? l->fp8.N : 0; // columns, to FP8
     MatmulShape shape = {.m = l->K,
                          .n = l->rows,
-                         .k = l->N,
+                         .k = l->N - left,
                          .lda = l->K,
                          .ldb = l->out_stride,
                          .ldd = l->x_stride,
                          .d_type = CUDA_R_16BF};
-    linear_gemm(RANGE_BACKWARD, l, shape, {l->w, dout, NULL, dx}, mm);
+    if (left == 0 || left < l->N)
+        linear_gemm(RANGE_BACKWARD, l, shape, {l->w + left * l->K, dout + left, NULL, dx}, mm);
+    linear_backward_fp8(dx, dout, left < l->N, l, mm);
 }
 
 // l->dw [N, K] += dout^T x

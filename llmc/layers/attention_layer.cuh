@@ -14,7 +14,7 @@ static inline void attention_check_cudnn(const Config* c) {
     if (config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
     if (c->window_size > 0)
-        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
+        die("--attention cudnn: these kernels have no window: use --attention fox, or --set window_size=0");
     if (c->document_reset)
         die("--attention cudnn: these kernels have no document_reset: use --attention fox");
 }
@@ -95,6 +95,19 @@ static inline float* head_gate_dbias(const Layer* layer) {
     return all && layer->heads ? layer->heads->dbias : all;
 }
 
+// The columns of q, k and v in dproj's FP8 tensor, where qkv_backward writes them: it has all of a token's heads.
+static inline Fp8Tensor attention_dqkv8(const Layer* layer) {
+    return layer->heads ? Fp8Tensor{} : layer_in_proj(layer).fp8.dout;
+}
+
+// The columns of the output gate in it.
+static inline Fp8Tensor attention_dgate8(const Layer* layer) {
+    Fp8Tensor columns = layer_in_proj(layer).fp8.dout;
+    if (params_column(layer->table, P_OGATE_PROJ) < 0) return Fp8Tensor{};
+    if (columns.data) columns.data += params_column(layer->table, P_OGATE_PROJ);
+    return columns;
+}
+
 static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
                                                float* delta) {
     const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
@@ -106,5 +119,7 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
             .gate = gate,
             .dgate = dgate,
             .delta = delta,
-            .eps = layer->config->norm_eps};
+            .eps = layer->config->norm_eps,
+            .y8 = layer_linear(layer, P_O_PROJ).fp8.x,
+            .dgate8 = attention_dgate8(layer)};
 }

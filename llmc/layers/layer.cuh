@@ -17,7 +17,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../model/activations.h"
 #include "../model/documents.h"
 #include "../model/sequence.h"
-#include "../cuda/matmul.cuh"
+#include "../cuda/fp8_state.cuh"
 #include "rmsnorm.cuh"
 
 // GEMMs of weight gradients, and sums over tokens of those of norms, on a stream of their own.
@@ -55,6 +55,7 @@ typedef struct {
     Matmul* matmul;
     WeightStream* weight_stream;
     cudaStream_t stream;
+    const Fp8State* fp8; // NULL: all GEMMs in bf16
 
     bool deterministic;
     bool sequential;        // one kernel after another: one stream, no graph
@@ -100,6 +101,17 @@ static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) 
     return p ? layer->weights_fp32 + p->fp32 : NULL;
 }
 
+// A linear layer of layer l in FP8, whose output has `columns` columns with those in bf16; all zero: bf16.
+static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind, int64_t columns) {
+    const Fp8State* s = layer->fp8;
+    int linear = 0;
+    while (s && linear < FP8_LINEARS && s->shapes[linear].kind != kind) linear++;
+    if (!s || linear == FP8_LINEARS) return Fp8Linear{};
+    Fp8Linear found = fp8_linear(s, l, linear, columns);
+    if (!layer->recompute_outputs) found.x.alone = false; // kept for the weight gradient, which is in bf16
+    return found;
+}
+
 // The linear layer of a weight [N, K], over the rows of the pass.
 static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
@@ -110,7 +122,8 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
             .N = N,
             .K = K,
             .out_stride = N,
-            .x_stride = K};
+            .x_stride = K,
+            .fp8 = layer_fp8(layer, layer->l, kind, N)};
 }
 
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
@@ -119,7 +132,24 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
 static inline Linear layer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
+    linear.fp8 = layer_fp8(layer, layer->l, layer->table->proj.first, linear.N);
     return linear;
+}
+
+// What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of
+// the residual stream, which is the output's of the linear layer before it.
+static inline Fp8Tensor layer_norm_output(const Layer* layer, ParamKind kind) {
+    if (!layer->fp8) return Fp8Tensor{};
+    if (kind == P_MIXER_NORM) return layer_in_proj(layer).fp8.x;
+    return kind == P_MLP_NORM ? layer_linear(layer, P_GATE_PROJ).fp8.x : Fp8Tensor{};
+}
+static inline Fp8Tensor layer_norm_gradient(const Layer* layer, ParamKind kind) {
+    const int64_t before = kind == P_NORM ? layer->config->num_hidden_layers - 1 : layer->l - 1;
+    if (!layer->fp8) return Fp8Tensor{};
+    if (kind == P_MLP_NORM) return layer_linear(layer, P_O_PROJ).fp8.dout;
+    return (kind == P_MIXER_NORM || kind == P_NORM) && before >= 0
+               ? layer_fp8(layer, before, P_DOWN_PROJ, 0).dout
+               : Fp8Tensor{};
 }
 
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
@@ -129,7 +159,9 @@ static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
             .rstd = rstd,
             .rows = layer->B * layer->T,
             .d = p->count,
-            .eps = p->eps};
+            .eps = p->eps,
+            .y8 = layer_norm_output(layer, kind),
+            .dx8 = layer_norm_gradient(layer, kind)};
 }
 
 // ----------------------------------------------------------------------------

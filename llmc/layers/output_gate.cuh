@@ -24,6 +24,8 @@ typedef struct {
     float* delta;       // [B, NH, T], written by the backward pass unless NULL
     double eps;         // of the norm
     bool shared;        // weight is [dh], the same for all heads
+    Fp8Tensor y8;       // y of the forward pass in E4M3
+    Fp8Tensor dgate8;   // dgate in E5M2
 } OutputGate;
 
 enum { OUTPUT_GATE_TOKENS = 2 }; // of a thread of the forward pass, all loads in flight at once
@@ -65,10 +67,12 @@ __device__ static __forceinline__ float output_gate_token(float x[8], const Outp
     return rstd;
 }
 
+template <Fp8Format F>
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
     kernel_wait();
     const OutputGate p = a.gate;
+    Fp8Writer<F> quantized(a.gate.y8);
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh;
     int first = (int)block_from_end() * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
@@ -88,27 +92,32 @@ __global__ static void __launch_bounds__(256)
         unpack8(x, in[i]);
         float rstd = output_gate_token(x, p, a.eps, logits[i], w, me);
         if (p.weight && me.active && me.channel == 0) p.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
-        if (me.active) store16_once(y + at + i * d, pack8(x));
+        if (me.active && !quantized.alone()) store16_once(y + at + i * d, pack8(x));
+        if (me.active) quantized.store(at + i * d, pack8(x));
     }
+    quantized.finish();
 }
 
-// Writes y, and rstd with a norm. y may be o where o is not needed afterwards.
+// Writes y and y8, and rstd with a norm. y may be o where o is not needed afterwards.
 static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate* gate, const HeadShape* shape,
                                        cudaStream_t stream) {
     Range range("output norm and gate", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    launch_after(output_gate_forward_kernel, grid, heads.threads, 0, stream, y, o, a);
+    auto kernel = gate->y8.data ? output_gate_forward_kernel<FP8_E4M3> : output_gate_forward_kernel<FP8_NONE>;
+    launch_after(kernel, grid, heads.threads, 0, stream, y, o, a);
 }
 
 // ----------------------------------------------------------------------------
 
+template <Fp8Format F>
 __global__ static void __launch_bounds__(256, 3)
     output_gate_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                 const __grid_constant__ OutputGateArgs a, float* partial) {
     kernel_wait();
     const OutputGate p = a.gate;
+    Fp8Writer<F> quantized(a.gate.dgate8);
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh, T = a.T;
     Raw8 w = {};
@@ -147,6 +156,7 @@ __global__ static void __launch_bounds__(256, 3)
                 normed[i] *= sig;
             }
             if (me.active) store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
+            if (me.active) quantized.store(bt * a.gate.dgate8.stride + column, pack8(logits));
         }
         if (y && me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
         if (p.weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
@@ -161,21 +171,23 @@ __global__ static void __launch_bounds__(256, 3)
         }
         for (t -= (int)gridDim.x; t < 0; t += T) b--;
     }
+    quantized.finish();
     if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, dgate and delta, and adds to dweight. Unless it is NULL, y is recomputed,
-// with the bits of the forward pass, so that it need not be kept. dout may be dy.
+// Writes dout, the gradient of o, dgate, dgate8 and delta, and adds to dweight. Unless it is NULL, y is
+// recomputed, with the bits of the forward pass, so that it need not be kept. dout may be dy.
 static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                         const OutputGate* gate, const NormPartial& partial,
                                         const HeadShape* shape, cudaStream_t stream) {
     Range range("output norm and gate", RANGE_BACKWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
-    int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
+    auto kernel =
+        gate->dgate8.data ? output_gate_backward_kernel<FP8_E5M2> : output_gate_backward_kernel<FP8_NONE>;
+    int64_t groups = resident_groups(kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    launch_after(output_gate_backward_kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a,
-                 partial.sums);
+    launch_after(kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a, partial.sums);
     if (gate->weight)
         add_head_partials(gate->dweight, partial.sums, groups, shape->NH, shape->dh, gate->shared,
                           partial.stream(stream));

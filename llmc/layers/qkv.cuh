@@ -221,11 +221,12 @@ struct QkvToken {
     int32_t start; // of its document
 };
 
-template <bool DOCS>
+template <bool DOCS, Fp8Format F>
 __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
-                        float* partial, const int32_t* doc_start) {
+                        float* partial, const int32_t* doc_start, const __grid_constant__ Fp8Tensor dproj8) {
     kernel_wait();
+    Fp8Writer<F> quantized(dproj8);
     int blocks = a.units / 3, block = (int)blockIdx.x % blocks, group = (int)blockIdx.x / blocks;
     int groups = (int)gridDim.x / blocks;
     HeadThread me = head_thread(a.NH, a.dh, block);
@@ -247,6 +248,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             const float* rstd = path.rstd + bt * a.NH;
             const int32_t* start = DOCS ? doc_start + bt : NULL;
             bf16* drow = dproj + bt * stride;
+            int at8 = (int)((bt * dproj8.stride + path.column) / 8); // in groups of eight elements
             int column = (int)path.column, gate = (int)path.shift;
             auto load = [&](bool valid, bool has_before) {
                 QkvToken token = {};
@@ -286,11 +288,13 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                 }
                 if (t < last) {
                     if (me.active) store16_once(drow + column + in_heads, pack8(x));
+                    if (me.active) quantized.store(8 * (int64_t)at8 + in_heads, pack8(x));
                     if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
                     if (shift && me.active && me.channel == 0)
                         (drow + gate)[me.head] = __float2bfloat16(dalpha);
                 }
                 drow -= stride;
+                at8 -= (int)dproj8.stride / 8;
             }
             if (p + block == 0) { // zeros the padding columns; drow is the row before the segment
                 int padding = (int)(a.row_stride - a.columns);
@@ -300,6 +304,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
         }
         if (norm && me.active) store8(partial + ((int64_t)p * groups + group) * d + in_heads, dw);
     }
+    quantized.finish();
 }
 
 // Cuts sequences into segments such that `groups` groups of thread blocks have equally many iterations: one
@@ -327,16 +332,20 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
-// Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
-// dweight.
+// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2; zeros its
+// padding columns, and adds to each path's dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
-                                const NormPartial& partial, const HeadShape* shape, cudaStream_t stream) {
+                                const NormPartial& partial, const HeadShape* shape, const Fp8Tensor& dproj8,
+                                cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);
     int64_t NH = shape->NH, dh = shape->dh;
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
-    auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
+    auto kernel = dproj8.data && shape->doc_start ? qkv_backward_kernel<true, FP8_E5M2>
+                  : dproj8.data                   ? qkv_backward_kernel<false, FP8_E5M2>
+                  : shape->doc_start              ? qkv_backward_kernel<true, FP8_NONE>
+                                                  : qkv_backward_kernel<false, FP8_NONE>;
     // rows of partial sums fit for the paths up to the last one with a norm
     int64_t paths_normed = paths[2].weight ? 3 : paths[1].weight ? 2 : 1;
     int64_t rows = (int64_t)(norm_partial_bytes() / sizeof(float)) / (paths_normed * NH * dh);
@@ -344,7 +353,7 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     qkv_cut(&a, (int)shape->B, (int)groups);
     if (groups > a.segments) groups = a.segments;
     launch_after(kernel, groups * heads.blocks, heads.threads, 0, stream, a, dproj, proj, angles,
-                 partial.sums, shape->doc_start);
+                 partial.sums, shape->doc_start, dproj8);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,

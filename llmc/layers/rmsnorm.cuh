@@ -17,6 +17,7 @@ Pointers to bf16 are aligned to 16 bytes.
 */
 #pragma once
 
+#include "../cuda/fp8.cuh"
 #include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
@@ -98,11 +99,15 @@ typedef struct {
     float* rstd; // [rows] 1 / sqrt(mean(x^2) + eps): written by the forward pass, read by the backward pass
     int64_t rows, d;
     double eps;
+    Fp8Tensor y8, dx8; // y of the forward pass in E4M3, and dx in E5M2
 } Norm;
 
+template <Fp8Format F>
 __global__ static void __launch_bounds__(1024)
-    rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps) {
+    rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps,
+                           const __grid_constant__ Fp8Tensor y8) {
     __shared__ float sums[32];
+    Fp8Writer<F> quantized(y8);
     int c = 8 * threadIdx.x;
     int64_t row = block_from_end(), at = row * d + c;
     float v[8] = {}, w[8] = {}, sum = 0;
@@ -116,7 +121,9 @@ __global__ static void __launch_bounds__(1024)
     if (threadIdx.x == 0) rstd[row] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
-    store16_once(y + at, pack8(v));
+    if (!quantized.alone()) store16_once(y + at, pack8(v));
+    quantized.store(at, pack8(v));
+    quantized.finish();
 }
 
 // What a thread reads of one row.
@@ -125,10 +132,12 @@ struct NormRow {
     float rstd;
 };
 
+template <Fp8Format F>
 __global__ static void __launch_bounds__(1024)
     rmsnorm_backward_kernel(bf16* dx, bf16* y, const bf16* dy, const bf16* x, const bf16* residual,
                             const __grid_constant__ Norm norm, float* partial) {
     __shared__ float sums[2][32];
+    Fp8Writer<F> quantized(norm.dx8);
     int d = (int)norm.d, c = 8 * threadIdx.x;
     bool active = c < d;
     auto load = [&](int64_t row) {
@@ -166,7 +175,9 @@ __global__ static void __launch_bounds__(1024)
         unpack8(out, now.residual);
         for (int i = 0; i < 8; i++) out[i] += now.rstd * (g[i] - v[i] * mean);
         if (active) store16_once(dx + row * d + c, pack8(out));
+        if (active) quantized.store(row * d + c, pack8(out));
     }
+    quantized.finish();
     if (active) store8(partial + (int64_t)blockIdx.x * d + c, dw);
 }
 
@@ -176,23 +187,24 @@ static inline int rmsnorm_threads(int64_t d) {
     return (int)(32 * ceil_div<int64_t>(d, 256));
 }
 
-// y [rows, d] = RMSNorm(x)
+// y [rows, d] = RMSNorm(x), and norm->y8
 static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x,
-                norm->weight, (int)norm->d, (float)norm->eps);
+    auto kernel = norm->y8.data ? rmsnorm_forward_kernel<FP8_E4M3> : rmsnorm_forward_kernel<FP8_NONE>;
+    CUDA_LAUNCH(kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x, norm->weight,
+                (int)norm->d, (float)norm->eps, norm->y8);
 }
 
-// dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
-// recomputed, with the bits of the forward pass, so that it need not be kept.
+// dx [rows, d] = (add ? dx : 0) + gradient of x, and norm->dx8; norm->dweight += its gradient. Unless y is
+// NULL, it is recomputed, with the bits of the forward pass, so that it need not be kept.
 static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf16* x, bool add,
                                     const Norm* norm, const NormPartial& partial, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_BACKWARD, stream);
     int threads = rmsnorm_threads(norm->d);
     if (norm->rows == 0) return;
-    int64_t blocks = resident_groups(rmsnorm_backward_kernel, threads, 1, norm->rows);
-    CUDA_LAUNCH(rmsnorm_backward_kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm,
-                partial.sums);
+    auto kernel = norm->dx8.data ? rmsnorm_backward_kernel<FP8_E5M2> : rmsnorm_backward_kernel<FP8_NONE>;
+    int64_t blocks = resident_groups(kernel, threads, 1, norm->rows);
+    CUDA_LAUNCH(kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm, partial.sums);
     sum_rows(norm->dweight, partial.sums, blocks, norm->d, true, partial.stream(stream));
 }
 

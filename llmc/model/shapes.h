@@ -56,6 +56,12 @@ typedef struct {
 } RankTime;
 enum { RANK_TIMES = sizeof(RankTime) / sizeof(double) };
 
+// Pairs of a block of queries and a block of keys: all that causal attention in its window and its documents
+// has, and those that are kept. The backward pass counts them double, as in the model's FLOPs.
+typedef struct {
+    unsigned long long all, kept;
+} PruningCount;
+
 // One optimizer step of AdamW.
 typedef struct {
     double lr, beta1, beta2, eps;

@@ -6,6 +6,7 @@ estimates for --gpu, and else prints the CPU trainer's own memory.
 */
 #pragma once
 
+#include "../model/fp8.h"
 #include "../run/report.h"
 #include "memory.h"
 #include "rates.h"
@@ -17,8 +18,9 @@ enum { PLAN_CPU_PARAMETERS = 50000000 };
 // The GPU that a plan is for.
 typedef struct {
     const char* name;
-    const Gpu* known; // NULL: its speed is not known
-    int64_t memory;   // bytes; 0: not known
+    const Gpu* known;       // NULL: its speed is not known
+    int64_t memory;         // bytes; 0: not known
+    int compute_capability; // 90 for 9.0; 0: not known
 } PlanGpu;
 
 // Is the plan for a GPU of another machine?
@@ -28,13 +30,14 @@ static inline bool plan_for_gpu(const Options* o) {
 
 // The GPU of --gpu and --gpu-memory; of memory 0 where neither is given. Dies where its name is not known.
 static inline PlanGpu plan_gpu_given(const Options* o) {
-    PlanGpu gpu = {"a GPU", NULL, 0};
+    PlanGpu gpu = {"a GPU", NULL, 0, 0};
     if (o->gpu) {
         char names[1024];
         gpu_names(names, sizeof names);
         gpu.known = gpu_find(o->gpu);
         if (!gpu.known) die("--gpu %s: not one of %s; of another GPU give --gpu-memory GIB", o->gpu, names);
         gpu.name = gpu.known->name;
+        gpu.compute_capability = gpu.known->compute_capability;
         gpu.memory = (int64_t)(gpu.known->gib * (double)(1 << 30));
     }
     if (o->gpu_memory != OPTION_UNSET) gpu.memory = (int64_t)(o->gpu_memory * (double)(1 << 30));
@@ -56,6 +59,26 @@ typedef struct {
 
 static inline int64_t plan_pass_bytes(const GpuPlan* p, int64_t B, Recompute recompute) {
     return p->pass_bytes(p->model, B, sequence_tokens(&p->run->group, p->run->options.seq_len), recompute);
+}
+
+// Does it train with GEMMs in FP8? --dump shows the gradients of bf16.
+static inline bool plan_fp8(const Run* run) {
+    return run->options.fp8 && run_has_gradients(run) && run->mode != RUN_DUMP;
+}
+
+// Bytes of weights and gradients, and of the weights in FP8.
+static inline int64_t plan_weights_bytes(const Run* run, bool train) {
+    return gpu_weights_bytes(&run->config, &run->table, train) +
+           (plan_fp8(run) ? fp8_weight_bytes(&run->config, &run->table) : 0);
+}
+
+// Dies where --fp8 is not supported.
+static inline void plan_check_fp8(const Run* run, const PlanGpu* gpu) {
+    if (!plan_fp8(run)) return;
+    fp8_check(&run->config, sequence_tokens(&run->group, run->options.seq_len));
+    if (gpu->compute_capability > 0 && gpu->compute_capability < 89)
+        die("--fp8: %s has compute capability %d.%d, and FP8 begins with 8.9 (Ada, Hopper): leave it out",
+            gpu->name, gpu->compute_capability / 10, gpu->compute_capability % 10);
 }
 
 // The level that a training is planned for: --recompute, or the first that fits; -1: none fits.
@@ -85,9 +108,9 @@ static inline int plan_agree(World* world, int mine) {
 static inline void plan_fit(GpuPlan* p) {
     const Run* run = p->run;
     const bool train = run_has_gradients(run);
-    p->besides = gpu_weights_bytes(&run->config, &run->table, train) +
-                 (train ? gpu_shard_bytes(&run->shard) : 0) + GPU_WORKSPACE_BYTES +
-                 gpu_overhead_bytes(&run->shard) + p->cache_bytes + GPU_SPARE_BYTES;
+    plan_check_fp8(run, &p->gpu);
+    p->besides = plan_weights_bytes(run, train) + (train ? gpu_shard_bytes(&run->shard) : 0) +
+                 GPU_WORKSPACE_BYTES + gpu_overhead_bytes(&run->shard) + p->cache_bytes + GPU_SPARE_BYTES;
     p->room = p->free_bytes - p->besides;
     int fits = -1;
     if (train)
@@ -160,6 +183,7 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[RATE_UNPRUNED],
            ranks, ranks > 1 ? "GPUs" : "GPU", hours[RATE_UNPRUNED] * ranks, tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
+    if (plan_fp8(run) && rate.measured) printf("  without --fp8\n");
     if (ranks > 1)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host%s\n", 100 * RATE_OF_LINEAR,
                run->group.size > 1 ? ", none of which shared a sequence" : "");
@@ -198,7 +222,7 @@ static inline void plan_describe(char* text, size_t size, const GpuPlan* p) {
 // By the GPU trainer, after plan_fit.
 static inline void plan_print_gpu(const GpuPlan* p) {
     const Run* run = p->run;
-    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
+    MemoryRow rows[] = {{"weights, gradients", plan_weights_bytes(run, true)},
                         {"masters, moments", gpu_shard_bytes(&run->shard)},
                         {"activations", 0},
                         {"samples, requests", p->cache_bytes},
@@ -213,7 +237,8 @@ static inline void plan_print_gpu(const GpuPlan* p) {
 static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
     const Run* run = (const Run*)model;
     return gpu_pass_bytes(&run->config, &run->table, B, T, recompute) +
-           gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute);
+           gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute) +
+           (plan_fp8(run) ? fp8_pass_bytes(&run->config, &run->table, B * T) : 0);
 }
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.
@@ -228,7 +253,8 @@ static inline void plan_print_estimate(const Run* run) {
     const int64_t dh = config_head_size(&run->config);
     if (dh != 64 && dh != 128)
         die("--gpu: attention on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);
-    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
+    plan_check_fp8(run, &p.gpu);
+    MemoryRow rows[] = {{"weights, gradients", plan_weights_bytes(run, true)},
                         {"masters, moments", gpu_shard_bytes(&run->shard)},
                         {"activations, about", 0},
                         {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},

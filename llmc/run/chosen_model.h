@@ -1,5 +1,5 @@
 /*
-The model that --model, --recipe, --init, --set and --window-size describe. Called by run.h.
+The model that --model, --recipe, --init and --set describe. Called by run.h.
 */
 #pragma once
 
@@ -80,10 +80,6 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
             -1; // unless set, the last id of the vocabulary, whose size --set may change
     }
     model_set(&c, o);
-    if (o->window_size != OPTION_UNSET) {
-        if (c.mixer != MIXER_ATTENTION) die("--window-size: this model has no attention");
-        c.window_size = o->window_size;
-    }
     if (!o->init && c.bos_token_id < 0) c.bos_token_id = c.vocab_size - 1;
     if (!o->init && c.eos_token_id < 0) c.eos_token_id = c.vocab_size - 1;
     model_check_gate_keys(o, &c);

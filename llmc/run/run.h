@@ -235,7 +235,7 @@ static inline void resume_check_data_order(const Run* run) {
 // in several ways, and the folder of --init may have a newer checkpoint by now.
 static inline void resume_check_model(Run* run, const CommandLine* line) {
     const Options *o = &line->options, *before = &run->before;
-    if (!o->model && !o->init && o->set.count == 0 && o->window_size == OPTION_UNSET) return;
+    if (!o->model && !o->init && o->set.count == 0) return;
     if (o->init && (before->init || before->model) && !init_is(o->init, before->init))
         die("--init %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
             o->init, resume_name(run), before->init ? before->init : before->model);
@@ -253,7 +253,7 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     json_writer_free(&ours), json_writer_free(&theirs);
     if (!before->init && !before->model) return; // recorded by an older version
     run->options.model = before->model, run->options.init = before->init;
-    run->options.set = before->set, run->options.window_size = before->window_size;
+    run->options.set = before->set;
 }
 
 // Names the checkpoint of --resume-from, RUN/step_N.

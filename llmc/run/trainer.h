@@ -97,6 +97,8 @@ typedef struct {
     // the weights. m and v are NULL without training.
     void (*download)(Model* model, const CheckpointTensors* to);
     void (*upload)(Model* model, const CheckpointTensors* from);
+    // What trainer.json records of the model as "fp8", to be freed; NULL: nothing. May itself be NULL.
+    char* (*fp8_record)(Model* model);
 
     // Next micro-batch [B,T], where T is the data's length of sequences, at most --seq-len; that one without
     // data.

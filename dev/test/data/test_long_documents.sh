@@ -23,7 +23,7 @@ assert shard[::2] == text[:len(shard) // 2], [i for i in range(len(shard) // 2) 
 ' $shards a.txt b/c.txt d.txt
 
 small="--model transformer-swa-nano --set num_hidden_layers=1 --set hidden_size=8 --set num_heads=1 --set intermediate_size=8
-    --window-size 8 --seq-len 1Mi --batch-tokens 1Mi --micro-batch 1"
+    --set window_size=8 --seq-len 1Mi --batch-tokens 1Mi --micro-batch 1"
 check "a step" $fox $small --data $shards --max-tokens 2Mi --warmup-tokens 1Mi --max-steps 1 --val-data $shards \
     --val-tokens 1 --out $scratch/run
 said "2 steps of 1 x 1048576 tokens, micro-batches of 1; 2 training sequences, 1 held out"

@@ -178,8 +178,8 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
         CHECK(same_bits(out[i], tests[i]->out.host()), "%s: other bits with norms", test_case);
     check_squares("largest norms of q", q.out, squares.host(), 0, s);
     check_squares("largest norms of k", k.out, squares.host(), squares.n / 2, s);
-    qkv_backward(paths, dproj, proj, angles, {partial}, &s, 0);
-    qkv_backward(paths_again, dproj_again, proj, angles, {partial}, &s, 0);
+    qkv_backward(paths, dproj, proj, angles, {partial}, &s, Fp8Tensor(), 0);
+    qkv_backward(paths_again, dproj_again, proj, angles, {partial}, &s, Fp8Tensor(), 0);
     check_same_bits("dproj of a second run", dproj, dproj_again);
 
     static const char* const names[3][5] = {{"q", "q_rstd", "dproj q", "", "q_norm dweight"},
@@ -343,7 +343,7 @@ struct LargeTest {
                         rstd[i],
                         dout};
         qkv_forward(paths, squares, proj, angles, &s, 0);
-        qkv_backward(paths, dproj, proj, angles, {partial}, &s, 0);
+        qkv_backward(paths, dproj, proj, angles, {partial}, &s, Fp8Tensor(), 0);
     }
     // y in out[0] and, recomputed, in out[1]; dout in out[2]
     void run_output_gate(const bf16* weight, float* partial) {

@@ -6,6 +6,7 @@ older checkpoint.
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include "../../../llmc/model/fp8.h"
 #include "../checkpoint_fixture.h"
 
 // fsync of the C library, but that the flush of a folder fails after so many; -1: none fails
@@ -509,11 +510,29 @@ static void test_bad_options(void) {
     CHECK_OK(options_check(&o, &err));
 }
 
+// The scales of --fp8 are a member of trainer.json, which a run without it does not have.
+static void test_scales(void) {
+    TrainerState state;
+    Json record;
+    uint16_t history[3];
+    CHECK_OK(save_filled(1, 0));
+    scales = "00003f807f7f";
+    CHECK_OK(save_filled(2, 0));
+    scales = NULL;
+    for (int step = 1; step <= 2; step++) {
+        CHECK(loads(folder_of(step)), "%s", err.msg);
+        CHECK_OK(load_state(folder_of(step), &state, &record));
+        CHECK(fp8_history_read(history, 3, &record) == (step == 2), "step %d: scales", step);
+        json_free(&record);
+    }
+    CHECK(history[0] == 0 && history[1] == 0x3f80 && history[2] == 0x7f7f, "the scales that were saved");
+}
+
 int main(void) {
     static void (*const tests[])(void) = {
         test_round_trips, test_shards_write,    test_shards_read, test_finite, test_list,
         test_keep,        test_same_step_again, test_crash,       test_killed, test_full_disk,
         test_write_fails, test_flush_fails,     test_unwritable,  test_lock,   test_lock_held,
-        test_long_out,    test_bad_options};
+        test_long_out,    test_bad_options,     test_scales};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint");
 }

@@ -26,8 +26,8 @@ Sums are in the order of ranks. A rank that waits for one that is gone is ended 
     { 0 }
 
 typedef enum { ncclSuccess, ncclSystemError, ncclInProgress } ncclResult_t;
-typedef enum { ncclFloat, ncclDouble, ncclUint64, ncclBfloat16 } ncclDataType_t;
-typedef enum { ncclSum } ncclRedOp_t;
+typedef enum { ncclFloat, ncclDouble, ncclUint64, ncclUint32, ncclBfloat16 } ncclDataType_t;
+typedef enum { ncclSum, ncclMax } ncclRedOp_t; // ncclMax of ncclUint32, ncclSum of the others
 typedef struct {
     char name[64]; // of the shared memory
 } ncclUniqueId;
@@ -99,7 +99,7 @@ static inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
 }
 
 static inline size_t fake_nccl_bytes(ncclDataType_t type) {
-    return type == ncclBfloat16 ? 2 : type == ncclFloat ? 4 : 8;
+    return type == ncclBfloat16 ? 2 : type == ncclFloat || type == ncclUint32 ? 4 : 8;
 }
 
 template <class T> static inline void fake_nccl_sum(ncclComm_t c, size_t bytes) {
@@ -110,7 +110,18 @@ template <class T> static inline void fake_nccl_sum(ncclComm_t c, size_t bytes) 
     }
 }
 
-// Of the pieces of `bytes` that fit into a slot: all ranks get the sum, or rank `only`; type bf16: each rank's own bytes,
+static inline void fake_nccl_max(ncclComm_t c, size_t bytes) {
+    uint32_t* most = (uint32_t*)c->host;
+    for (size_t i = 0; i < bytes / sizeof *most; i++) {
+        most[i] = 0;
+        for (int r = 0; r < c->size; r++) {
+            const uint32_t x = ((const uint32_t*)(c->slots + (size_t)r * FAKE_NCCL_SLOT))[i];
+            if (x > most[i]) most[i] = x;
+        }
+    }
+}
+
+// Of the pieces of `bytes` that fit into a slot: all ranks get the sum or maximum, or rank `only`; type bf16: each rank's own bytes,
 // `bytes` apart.
 static inline ncclResult_t fake_nccl_collective(ncclComm_t c, const char* in, char* out, size_t bytes,
                                                 ncclDataType_t type, int only, cudaStream_t stream) {
@@ -127,6 +138,7 @@ static inline ncclResult_t fake_nccl_collective(ncclComm_t c, const char* in, ch
         if (type == ncclFloat) fake_nccl_sum<float>(c, n);
         if (type == ncclDouble) fake_nccl_sum<double>(c, n);
         if (type == ncclUint64) fake_nccl_sum<uint64_t>(c, n);
+        if (type == ncclUint32) fake_nccl_max(c, n);
         if (type != ncclBfloat16 && (only < 0 || only == c->rank))
             ok = ok && cudaMemcpyAsync(out + at, c->host, n, cudaMemcpyHostToDevice, stream) == cudaSuccess;
         ok = ok && cudaStreamSynchronize(stream) == cudaSuccess;

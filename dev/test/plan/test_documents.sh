@@ -37,7 +37,7 @@ family() {
 }
 for model in fox-pro-nano transformer-llama-nano; do
     family $model 0
-    family $model 24 --window-size 24
+    family $model 24 --set window_size=24
 done
 family hgrn2-nano none --set num_heads=1 # the GPU's heads have 128 channels
 

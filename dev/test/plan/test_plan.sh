@@ -107,6 +107,12 @@ hours 16106127360 "$(awk 'BEGIN { print 8 * 0.98 * 0.4 * 989.4e12 / 2.365e11 }')
 check "four groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2
 said "at most on each of 4 groups of 2 ranks"
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 8 * 0.98 }')"
+check "--fp8 in groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2 --fp8
+said "without --fp8"
+dies "--fp8: a rank's tokens of a sequence must be a multiple of 16, not 1000: change --seq-len" \
+    plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2 --fp8 --seq-len 2000 --batch-tokens 64000
+dies "--fp8: A100 has compute capability 8.0, and FP8 begins with 8.9 (Ada, Hopper): leave it out" \
+    plan --model fox-pro-125m --gpu A100 --fp8
 dies "4 groups of ranks for the 2 sequences of a step (--batch-tokens / --seq-len): start fewer" \
     plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2 --batch-tokens 32Ki
 dies "--micro-batch 2: a step has 2 micro-batches, too few for 4 groups of ranks; lower it" \

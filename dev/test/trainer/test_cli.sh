@@ -216,9 +216,8 @@ $tiny $batches --data @/text.bin --eval-requests x|--eval-requests: how often? g
 $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
 $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch|--eval-requests $scratch: is not a regular file
 $tiny $batches --dry-run --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
-$tiny --window-size -1|--window-size -1: not a whole number
-$tiny --window-size 17Mi|--window-size 17Mi: not a whole number
---model mamba2-nano --window-size 9|--window-size: this model has no attention
+$tiny --set window_size=-1|--set: window_size=-1 is not a whole number
+--model mamba2-nano --set window_size=9|--set: no config key is called 'window_size'
 $tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
 $tiny --set =1|--set =1: not of the form KEY=VALUE
 $tiny --set width=1|--set: no config key is called 'width'
@@ -303,7 +302,7 @@ refused_out() {
     dies "$out/.: another process is training here" flock "$out/lock" "$trainer" --out "$out/." --resume
     dies "--out $out: its checkpoints are of a model with another intermediate_size" \
         train_on text --resume --set intermediate_size=64
-    dies "--out $out: its checkpoints are of a model with another window_size" train_on text --resume --window-size 8
+    dies "--out $out: its checkpoints are of a model with another window_size" train_on text --resume --set window_size=8
     dies "--seq-len 32: the run in $out has 16" run --resume --out "$out" --seq-len 32
     dies "--seed 2: the run in $out has 1" run --resume --out "$out" --seed 2
     dies "--shuffle: the run in $out" run --resume --out "$out" --shuffle
@@ -357,9 +356,9 @@ END
         --set hidden_size=320 --seq-len=16 --dry-run
     said '"hidden_size": 320'
     said "sequence                        16 tokens"
-    check "--window-size" run --model fox-pro-nano --window-size 33 --dry-run
+    check "a window" run --model fox-pro-nano --set window_size=33 --dry-run
     said '"window_size": 33'
-    check "--window-size 0" run --model transformer-swa-nano --window-size 0 --dry-run
+    check "no window" run --model transformer-swa-nano --set window_size=0 --dry-run
     said '"window_size": null'
     check "--dry-run" run --model fox-pro-760m --dry-run
     said "524288 tokens: "

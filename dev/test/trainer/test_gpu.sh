@@ -92,6 +92,39 @@ resumed() {
     done
 }
 
+# --fp8: the same bits in every run, at every --recompute and when resumed; near bf16; on the CPU as without it.
+in_fp8() {
+    local level wide="$tiny --set intermediate_size=80"
+    if ! gpu $wide $batches $data --fp8 --dry-run >/dev/null 2>&1; then
+        dies "FP8 begins with 8.9" gpu $wide $batches $data --fp8 --dry-run
+        skip "--fp8, which this GPU does not have"
+        return
+    fi
+    fp8() { gpu $wide $batches $data --deterministic --shuffle --fp8 --out "$scratch/$1" "${@:2}"; }
+    check "a run in bf16" gpu $wide $batches $data --deterministic --shuffle --out "$scratch/in_bf16"
+    check "--fp8" fp8 in_fp8
+    said "GEMMs in FP8, recompute none"
+    near 0.15 in_fp8 in_bf16
+    for level in none qkv block; do
+        check "--fp8 --recompute $level" fp8 fp8_$level --recompute $level
+        same "$scratch/fp8_$level/step_00000020/model.safetensors" "$scratch/in_fp8/step_00000020/model.safetensors"
+    done
+    check "--fp8 to step 7" fp8 fp8_stopped --max-steps 7
+    check "its scales are recorded" grep -q '"fp8": "[0-9a-f]\{1024\}"' "$scratch/fp8_stopped/step_00000007/trainer.json"
+    check "--fp8, resumed" resume fp8_stopped
+    for file in model optimizer; do
+        same "$scratch/fp8_stopped/step_00000020/$file.safetensors" "$scratch/in_fp8/step_00000020/$file.safetensors"
+    done
+    same <(grep '"fp8"' "$scratch/fp8_stopped/step_00000020/trainer.json") <(grep '"fp8"' "$scratch/in_fp8/step_00000020/trainer.json")
+    check "--fp8 to step 10" fp8 fp8_there --max-steps 10
+    check "second half on the CPU" ./train_fox --resume --out "$scratch/fp8_there"
+    near 0.15 fp8_there in_bf16
+    check "--fp8 from a checkpoint without scales" gpu --resume --out "$scratch/fp8_there" --max-tokens 7680 --fp8
+    check "--bench --fp8" gpu $wide --seq-len 48 --micro-batch 2 --fp8 --bench 2
+    said "matmul, FP8"
+    said "weights in FP8"
+}
+
 with_the_cpu() {
     check "initial weights of the GPU trainer" train drawn --max-steps 0
     check "initial weights of the CPU trainer" ./train_fox $tiny $batches $data --shuffle --out "$scratch/cpu" --max-steps 0
@@ -367,6 +400,7 @@ plans() {
 same_bits
 resumed
 with_the_cpu
+in_fp8
 evaluated
 masked
 texts

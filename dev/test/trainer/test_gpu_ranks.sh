@@ -96,6 +96,32 @@ biases() {
     near 1e-2 bias1 bias2
 }
 
+# --fp8: scales are those of all ranks' batches, so after the same weights the same on any number of ranks.
+in_fp8() {
+    local ranks wide="--fp8 --set intermediate_size=80"
+    if ! $trainer $tiny $wide --dry-run >/dev/null 2>&1; then
+        skip "--fp8, which these GPUs do not have"
+        return
+    fi
+    for ranks in 1 2; do
+        check "--fp8 on $ranks" train $ranks fp8_$ranks $wide
+        check "its first step" train $ranks fp8_first$ranks $wide --max-steps 1
+        grep '"fp8"' "$scratch/fp8_first$ranks/step_00000001/trainer.json" >"$scratch/scales$ranks"
+    done
+    check "scales" test -s "$scratch/scales1"
+    same "$scratch/scales1" "$scratch/scales2"
+    near 5e-2 fp8_1 fp8_2
+    check "again" train 2 fp8_again $wide
+    same_weights fp8_2 fp8_again
+    check "--fp8 to step 7" train 2 fp8_stopped $wide --max-steps 7
+    check "resumed" resume 2 fp8_stopped
+    same_weights fp8_2 fp8_stopped
+    check "sequences on two" train 2 fp8_shared $wide --sequence-ranks 2
+    near 5e-2 fp8_1 fp8_shared
+    check "again" train 2 fp8_shared_again $wide --sequence-ranks 2
+    same_weights fp8_shared fp8_shared_again
+}
+
 resumed() {
     check "stop on two" train 2 resumed --max-steps 7
     check "go on with one" resume 1 resumed --max-steps 13
@@ -122,8 +148,8 @@ shared() {
     done
     check "two sequences a micro-batch" train 2 shared.two --sequence-ranks 2 --micro-batch 2
     near 2e-3 fox-pro.1 shared.two
-    check "a window" train 1 window.1 --window-size 100
-    check "a window, sequences on two" train 2 window.2 --window-size 100 --sequence-ranks 2
+    check "a window" train 1 window.1 --set window_size=100
+    check "a window, sequences on two" train 2 window.2 --set window_size=100 --sequence-ranks 2
     near 2e-3 window.1 window.2
     check "packed documents" train 1 documents.1 --set document_reset=true
     check "packed documents, sequences on two" train 2 documents.2 --set document_reset=true --sequence-ranks 2
@@ -276,7 +302,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases resumed failures shared shared_evaluated shared_requests shared_resumed shared_failures
-    asked_failures"
+parts="same_losses evaluated biases in_fp8 resumed failures shared shared_evaluated shared_requests shared_resumed
+    shared_failures asked_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report

@@ -159,6 +159,9 @@ static inline void nccl_sum(const Exchange* e, unsigned long long* out, const un
                             int64_t n, cudaStream_t stream) {
     NCCL_CHECK(ncclAllReduce(in, out, (size_t)n, ncclUint64, ncclSum, e->comm, stream));
 }
+static inline void nccl_max(const Exchange* e, uint32_t* x, int64_t n, cudaStream_t stream) {
+    NCCL_CHECK(ncclAllReduce(x, x, (size_t)n, ncclUint32, ncclMax, e->comm, stream));
+}
 #else
 static inline ncclComm_t nccl_open(World* world) {
     die("started as rank %d of %d, but this build has no NCCL: install it and rebuild (USE_NCCL=1)",
@@ -174,6 +177,7 @@ static inline void nccl_group_end(void) {}
 static inline void nccl_reduce_scatter(const Exchange*, float*, const float*, int64_t) {}
 static inline void nccl_all_gather(const Exchange*, bf16*, const bf16*, int64_t) {}
 template <class T> static inline void nccl_sum(const Exchange*, T*, const T*, int64_t, cudaStream_t) {}
+static inline void nccl_max(const Exchange*, uint32_t*, int64_t, cudaStream_t) {}
 #endif
 
 // ----------------------------------------------------------------------------

@@ -178,14 +178,6 @@ static inline void delta_to_heads(const Layer* layer, float* head_delta, const f
 // ----------------------------------------------------------------------------
 // the exchanges of a pass. head_dproj is free until the backward pass writes it: scratch of what is sent
 
-// Columns [first, first + N) of a linear layer's output.
-static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N) {
-    Linear part = *all;
-    part.w += first * all->K;
-    part.N = N;
-    return part;
-}
-
 // proj = in_proj(in), and head_proj from all ranks. What heads read is computed first, and travels while the output
 // gate's columns, which stay here, are computed.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, bf16* proj,
@@ -228,7 +220,8 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
     sequence_end(layer);
 }
 
-// dproj gets the gradients of its heads' columns; its padding becomes 0.
+// dproj gets the gradients of its heads' columns, and with them those of q, k and v its FP8 tensor; its padding
+// becomes 0.
 static inline void dproj_to_tokens(const Layer* layer, bf16* dproj, const bf16* head_dproj) {
     if (!layer->heads) return;
     const int64_t columns = layer->table->proj.rows, stride = matmul_padded(columns);
@@ -240,6 +233,10 @@ static inline void dproj_to_tokens(const Layer* layer, bf16* dproj, const bf16* 
                                      (size_t)(stride - columns) * sizeof(bf16), (size_t)(layer->B * layer->T),
                                      sequence_stream(layer)));
     sequence_end(layer);
+    if (!layer->fp8) return;
+    const Fp8Tensor dproj8 = layer_in_proj(layer).fp8.dout;
+    fp8_convert<FP8_E5M2>(&dproj8, dproj, layer->B * layer->T, 3 * layer->config->hidden_size, stride,
+                          layer->stream);
 }
 
 // ----------------------------------------------------------------------------

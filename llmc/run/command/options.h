@@ -49,8 +49,6 @@ ROW(CHOICE, recipe, "recipe", &RECIPE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 
 ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
-ROW(COUNT, window_size, "window-size", "N", OPTION_UNSET, 0, 1 << 24, \
-    "a token attends to itself and the N - 1 tokens before it; 0: to all [the preset's, or that of --init]") \
 GROUP("Data") \
 ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
 ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
@@ -147,6 +145,9 @@ ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_U
 ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
+ROW(FLAG, fp8, "fp8", "", 0, 0, 0, \
+    "train with the blocks' large GEMMs in FP8, but for weight gradients; models with attention, on GPUs " \
+    "from compute capability 8.9 on") \
 GROUP("Many ranks (mpirun, torchrun or srun)") \
 ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank makes no progress for so long") \

@@ -1,0 +1,527 @@
+/*
+FP8: what kernels write in it, byte by byte against the formats' definition (dev/test/fp8_reference.h); the
+weights' copies; GEMMs against the products of their operands in double; scales over the steps.
+
+    test_fp8 [quick] [SEED]     quick: small shapes, for compute-sanitizer
+*/
+#include "../../../llmc/baselines/mixers.h"
+#include "../../../llmc/cuda/fp8_state.cuh"
+#include "../../../llmc/layers/output_gate.cuh"
+#include "../../../llmc/layers/swiglu.cuh"
+#include "../../../llmc/model/presets.h"
+#include "../fp8_reference.h"
+#include "buffers.cuh"
+
+// Beside rounding to bf16, of which a GEMM with a residual in its own output has two: tensor cores keep 14 bits
+// of an FP8 GEMM's sums, of up to 224 additions of 32 products.
+static const double GEMM_LIMIT = 1e-2;
+
+struct NormScratch : Buffer<float> {
+    NormScratch() : Buffer<float>(norm_partial_bytes() / sizeof(float)) {}
+};
+
+static int mantissa(Fp8Format format) { return format == FP8_E4M3 ? 3 : 2; }
+
+static uint32_t bf16_bits(bf16 x) {
+    uint16_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static bf16 bf16_of(uint32_t bits) {
+    __nv_bfloat16_raw raw;
+    raw.x = (unsigned short)bits;
+    return bf16(raw);
+}
+
+// ----------------------------------------------------------------------------
+// a tensor that a kernel writes
+
+struct Written {
+    Fp8Format format;
+    int64_t rows, columns, stride;
+    Buffer<uint8_t> bytes;
+    Buffer<uint32_t> lanes;
+    Buffer<Fp8Scale> scale;
+    Fp8Tensor tensor;
+
+    Written(Fp8Format f, int64_t r, int64_t c, int64_t s, float by, bool alone = false)
+        : format(f), rows(r), columns(c), stride(s), bytes((size_t)(r * s)),
+          lanes(FP8_LANES * FP8_LANE_STRIDE), scale(vector<Fp8Scale>{{1 / by, by}}) {
+        lanes.zero();
+        tensor = {bytes, s, scale, lanes, alone};
+    }
+
+    uint32_t amax() const {
+        uint32_t most = 0;
+        for (uint32_t lane : lanes.host()) most = std::max(most, lane);
+        return most;
+    }
+
+    // Columns [first, first + columns) of the bytes are those of `want` [rows, columns], other columns are
+    // untouched, and amax is that of `want`. Of eight neighbours all are NaN or none is.
+    void check(const char* name, const vector<bf16>& want, int64_t first = 0) const {
+        const vector<uint8_t> got = bytes.host();
+        const float by = scale.host()[0].scale;
+        int64_t wrong = 0, written = 0;
+        uint32_t most = 0;
+        for (int64_t i = 0; i < rows * columns; i++) {
+            const uint8_t code = got[i / columns * stride + first + i % columns];
+            bool finite = true;
+            for (int64_t k = i / 8 * 8; k < i / 8 * 8 + 8; k++) finite &= isfinite(value(want[k]));
+            const uint8_t wanted = fp8_nearest(finite ? value(want[i]) * by : NAN, mantissa(format));
+            const double x = fp8_value(code, mantissa(format)), y = fp8_value(wanted, mantissa(format));
+            wrong += isnan(y) ? !isnan(x) : x != y; // the sign of 0 does not matter
+            most = std::max(most, bf16_bits(want[i]) & 0x7fff);
+        }
+        for (int64_t i = 0; i < rows * stride; i++) {
+            const int64_t column = i % stride - first;
+            written += (column < 0 || column >= columns) && got[i] != 0xFF;
+        }
+        CHECK(wrong == 0, "%s, %s: %lld of %lld bytes are wrong", test_case, name, (long long)wrong,
+              (long long)(rows * columns));
+        CHECK(written == 0, "%s, %s: %lld bytes of other columns are written", test_case, name,
+              (long long)written);
+        CHECK(amax() == most, "%s, %s: amax %x instead of %x", test_case, name, amax(), most);
+    }
+};
+
+// A scale at which a share of the values saturates, or most are denormal.
+static const float SCALES[] = {1, 256, 1.0f / 64};
+
+// All numbers of bf16 but NaN and infinity, then these among others.
+static void test_conversion() {
+    snprintf(test_case, sizeof test_case, "conversion");
+    vector<bf16> all;
+    for (uint32_t bits = 0; bits < 0x10000; bits++)
+        if ((bits & 0x7fff) < FP8_NOT_FINITE) all.push_back(bf16_of(bits));
+    for (uint32_t bits : {0x7f80u, 0xff80u, 0x7fc0u, 0xffffu})
+        for (int place = 0; place < 8; place++)
+            for (int i = 0; i < 8; i++) all.push_back(bf16_of(i == place ? bits : 0x3f80u + (uint32_t)i));
+    const Buffer<bf16> x(all);
+    const int64_t n = (int64_t)all.size();
+    for (float scale : SCALES) {
+        Written e4m3(FP8_E4M3, 1, n, n, scale), e5m2(FP8_E5M2, 1, n, n, scale);
+        fp8_convert<FP8_E4M3>(&e4m3.tensor, x, 1, n, n, 0);
+        fp8_convert<FP8_E5M2>(&e5m2.tensor, x, 1, n, n, 0);
+        e4m3.check("E4M3", all);
+        e5m2.check("E5M2", all);
+    }
+}
+
+static void test_scale() {
+    int wrong = 0;
+    for (uint32_t bits = 1; bits < FP8_NOT_FINITE; bits++)
+        for (Fp8Format format : {FP8_E4M3, FP8_E5M2}) {
+            const Fp8Scale s = fp8_scale(bits, format);
+            const double amax = value(bf16_of(bits)), most = format == FP8_E4M3 ? 448 : 57344;
+            int exponent;
+            const bool power = frexp(s.scale, &exponent) == 0.5 && s.inverse == 1 / s.scale;
+            wrong += !power || amax * s.scale > most || (2 * amax * s.scale <= most && exponent - 1 < 100);
+        }
+    CHECK(wrong == 0, "%d scales are wrong", wrong);
+    for (uint32_t bits : {0u, (uint32_t)FP8_NOT_FINITE, 0x7fffu})
+        CHECK(fp8_scale(bits, FP8_E4M3).scale == 1, "the scale of amax %x", bits);
+}
+
+// ----------------------------------------------------------------------------
+// the kernels of layers
+
+static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
+    snprintf(test_case, sizeof test_case, "rmsnorm rows %lld d %lld scale %g", (long long)rows, (long long)d,
+             scale);
+    Drawn<bf16> x(rows * d, 3), weight(d, 0.3, 1), dy(rows * d), residual(rows * d);
+    Buffer<bf16> y(rows * d), y_beside(rows * d), y_none(rows * d), dx(residual.host()),
+        dx_beside(residual.host()), again(rows * d), again_beside(rows * d);
+    Buffer<float> rstd(rows), dweight(d), dweight_beside(d);
+    NormScratch partial;
+    Written y8(FP8_E4M3, rows, d, d, scale), y8_alone(FP8_E4M3, rows, d, d, scale, true),
+        dx8(FP8_E5M2, rows, d, d, scale);
+    Norm norm = {.weight = weight, .dweight = dweight, .rstd = rstd, .rows = rows, .d = d, .eps = 1e-6};
+    Norm beside = norm, alone = norm;
+    beside.dweight = dweight_beside;
+    beside.y8 = y8.tensor, beside.dx8 = dx8.tensor;
+    alone.y8 = y8_alone.tensor;
+    dweight.zero(), dweight_beside.zero();
+    rmsnorm_forward(y, x, &norm, 0);
+    rmsnorm_forward(y_beside, x, &beside, 0);
+    rmsnorm_forward(y_none, x, &alone, 0);
+    rmsnorm_backward(dx, again, dy, x, true, &norm, {partial}, 0);
+    rmsnorm_backward(dx_beside, again_beside, dy, x, true, &beside, {partial}, 0);
+    check_same_bits("y", y, y_beside);
+    check_same_bits("dx", dx, dx_beside);
+    check_same_bits("recomputed y", again, again_beside);
+    check_same_bits("dweight", dweight, dweight_beside);
+    y8.check("y8", y.host());
+    y8_alone.check("y8 alone", y.host());
+    dx8.check("dx8", dx.host());
+    for (bf16 element : y_none.host())
+        if (bf16_bits(element) != 0xFFFF) {
+            CHECK(false, "%s: y is written though it is not read", test_case);
+            break;
+        }
+}
+
+static void test_swiglu(int64_t rows, int64_t I, float scale) {
+    snprintf(test_case, sizeof test_case, "swiglu rows %lld I %lld scale %g", (long long)rows, (long long)I,
+             scale);
+    Drawn<bf16> gate_up(2 * rows * I, 4), dact(rows * I);
+    Buffer<bf16> act(rows * I), act_none(rows * I), act_beside(rows * I), dgate_up(2 * rows * I),
+        dgate_up_beside(2 * rows * I);
+    Written act8(FP8_E4M3, rows, I, I, scale, true), dgate_up8(FP8_E5M2, rows, 2 * I, 2 * I, scale);
+    swiglu_forward(act, gate_up, rows, I, Fp8Tensor(), 0);
+    swiglu_forward(act_none, gate_up, rows, I, act8.tensor, 0);
+    act8.check("act8", act.host());
+    CHECK(bf16_bits(act_none.host()[0]) == 0xFFFF, "%s: act is written though it is not read", test_case);
+    swiglu_backward(dgate_up, act, dact, gate_up, rows, I, Fp8Tensor(), 0);
+    swiglu_backward(dgate_up_beside, act_beside, dact, gate_up, rows, I, dgate_up8.tensor, 0);
+    check_same_bits("dgate_up", dgate_up, dgate_up_beside);
+    check_same_bits("recomputed act", act, act_beside);
+    dgate_up8.check("dgate_up8", dgate_up.host());
+}
+
+// Columns [first, first + count) of the rows of x.
+static vector<bf16> columns(const vector<bf16>& x, int64_t row_stride, int64_t first, int64_t count) {
+    vector<bf16> out;
+    for (size_t at = first; at < x.size(); at += row_stride)
+        out.insert(out.end(), x.begin() + at, x.begin() + at + count);
+    return out;
+}
+
+static HeadShape fused_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    const int64_t used = 4 * NH * dh + 3 * NH;
+    return {.B = B,
+            .T = T,
+            .NH = NH,
+            .dh = dh,
+            .columns = used,
+            .row_stride = matmul_padded(used),
+            .weight_stride = dh};
+}
+
+static void test_output_gate(const HeadShape& s, float scale) {
+    const int64_t tokens = s.B * s.T, d = s.NH * s.dh, S = s.row_stride;
+    snprintf(test_case, sizeof test_case, "output gate T %lld NH %lld dh %lld", (long long)s.T,
+             (long long)s.NH, (long long)s.dh);
+    Drawn<bf16> o(tokens * d), proj(tokens * S), dy(tokens * d), weight(d, 0.3, 1);
+    Buffer<bf16> y(tokens * d), y_none(tokens * d), dout(tokens * d), dout_beside(tokens * d),
+        y_again(tokens * d), dproj(tokens * S), dproj_beside(tokens * S);
+    Buffer<float> rstd(tokens * s.NH), delta(tokens * s.NH), dweight(d), dweight_beside(d);
+    NormScratch partial;
+    Written y8(FP8_E4M3, tokens, d, d, scale, true), plain(FP8_E4M3, tokens, d, d, scale, true),
+        dproj8(FP8_E5M2, tokens, d, 4 * d, scale);
+    OutputGate gate = {.weight = weight,
+                       .dweight = dweight,
+                       .rstd = rstd,
+                       .gate = proj + 3 * d,
+                       .dgate = dproj + 3 * d,
+                       .delta = delta,
+                       .eps = 1e-6};
+    OutputGate beside = gate, none = {.y8 = plain.tensor};
+    beside.dweight = dweight_beside, beside.dgate = dproj_beside + 3 * d;
+    beside.y8 = y8.tensor, beside.dgate8 = dproj8.tensor;
+    beside.dgate8.data += 3 * d;
+    dweight.zero(), dweight_beside.zero();
+    output_gate_forward(y, o, &gate, &s, 0);
+    output_gate_forward(y_none, o, &beside, &s, 0);
+    output_gate_forward(NULL, o, &none, &s, 0); // neither norm nor gate
+    y8.check("y8", y.host());
+    plain.check("o", o.host());
+    CHECK(bf16_bits(y_none.host()[0]) == 0xFFFF, "%s: y is written though it is not read", test_case);
+    output_gate_backward(dout, y_again, dy, o, &gate, {partial}, &s, 0);
+    output_gate_backward(dout_beside, y_again, dy, o, &beside, {partial}, &s, 0);
+    check_same_bits("dout", dout, dout_beside);
+    check_same_bits("dproj", dproj, dproj_beside);
+    check_same_bits("dweight", dweight, dweight_beside);
+    dproj8.check("dgate8", columns(dproj.host(), S, 3 * d, d), 3 * d);
+}
+
+static void test_qkv(const HeadShape& s, float scale) {
+    const int64_t tokens = s.B * s.T, d = s.NH * s.dh, S = s.row_stride;
+    snprintf(test_case, sizeof test_case, "qkv T %lld NH %lld dh %lld", (long long)s.T, (long long)s.NH,
+             (long long)s.dh);
+    Drawn<bf16> proj(tokens * S), dout(tokens * d), weight(d, 0.3, 1);
+    Drawn<float> rstd(tokens * s.NH, 0.1, 1);
+    Buffer<bf16> dproj(tokens * S), dproj_beside(tokens * S);
+    Buffer<float> dweight(d), dweight_beside(d);
+    NormScratch partial;
+    Written dproj8(FP8_E5M2, tokens, 3 * d, 4 * d, scale);
+    HeadPath paths[3];
+    memset(paths, 0, sizeof paths);
+    for (int p = 0; p < 3; p++) {
+        paths[p].column = p * d, paths[p].shift = p == 0 ? -1 : 4 * d + p * s.NH;
+        paths[p].eps = 1e-5f, paths[p].dout = dout, paths[p].rstd = rstd;
+        paths[p].weight = p < 2 ? weight.p : NULL, paths[p].dweight = p < 2 ? dweight.p : NULL;
+    }
+    dweight.zero(), dweight_beside.zero();
+    qkv_backward(paths, dproj, proj, NULL, {partial}, &s, Fp8Tensor(), 0);
+    for (int p = 0; p < 2; p++) paths[p].dweight = dweight_beside;
+    qkv_backward(paths, dproj_beside, proj, NULL, {partial}, &s, dproj8.tensor, 0);
+    check_same_bits("dproj", dproj, dproj_beside);
+    check_same_bits("dweight", dweight, dweight_beside);
+    dproj8.check("dproj8", columns(dproj.host(), S, 0, 3 * d));
+}
+
+// ----------------------------------------------------------------------------
+// a model's state
+
+static Config small_config() {
+    Error err;
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, "fox-pro-nano", &err)) die("%s", err.msg);
+    c.num_hidden_layers = 2, c.num_heads = 2, c.hidden_size = 208,
+    c.intermediate_size = 272; // 16 times 13, 17
+    return c;
+}
+
+static void test_weights() {
+    snprintf(test_case, sizeof test_case, "weights");
+    const Config c = small_config();
+    ParamTable table = params_build(&c);
+    Fp8State* s = fp8_open(&c, &table);
+    vector<bf16> host = draw<bf16>(table.count, 0.02);
+    for (int i = 0; i < 4; i++)
+        host[params_find(&table, s->shapes[i].kind, 1)->offset + 77] = (bf16)(float)(i + 1);
+    Buffer<bf16> weights(host);
+    for (int64_t bucket = 0; bucket < 4; bucket++) fp8_bucket_weights(s, &table, bucket, weights, 0);
+    fp8_bucket_weights(s, &table, 2, weights, 0); // again, as after a step
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (int64_t l = 0; l < 2; l++)
+        for (int i = 0; i < FP8_LINEARS; i++) {
+            const int64_t N = s->shapes[i].N, K = s->shapes[i].K;
+            const bf16* w = host.data() + params_find(&table, s->shapes[i].kind, l)->offset;
+            vector<uint8_t> q(2 * N * K);
+            Fp8Scale scale;
+            CUDA_CHECK(cudaMemcpy(q.data(), fp8_weights_of(s, l, i), q.size(), cudaMemcpyDeviceToHost));
+            CUDA_CHECK(
+                cudaMemcpy(&scale, fp8_scale_of(s, l, i, FP8_WEIGHT), sizeof scale, cudaMemcpyDeviceToHost));
+            uint32_t most = 0;
+            int64_t wrong = 0, moved = 0;
+            for (int64_t k = 0; k < N * K; k++) most = std::max(most, bf16_bits(w[k]) & 0x7fff);
+            const Fp8Scale want = fp8_scale(most, FP8_E4M3);
+            for (int64_t k = 0; k < N * K; k++) {
+                const uint8_t code = fp8_nearest(value(w[k]) * want.scale, 3);
+                wrong += q[k] != code && (q[k] | code) != 0x80;
+                moved += q[N * K + k % K * N + k / K] != q[k];
+            }
+            CHECK(scale.scale == want.scale && scale.inverse == want.inverse,
+                  "layer %lld, %d: scale %g instead of %g", (long long)l, i, scale.scale, want.scale);
+            CHECK(wrong == 0 && moved == 0, "layer %lld, %d: %lld are wrong, %lld transposed", (long long)l,
+                  i, (long long)wrong, (long long)moved);
+        }
+    fp8_close(s);
+    params_free(&table);
+}
+
+// What a step leaves of one tensor: amax in all others is 1.
+static void measure(const Fp8State* s, int64_t layer, int linear, int tensor, float amax) {
+    Buffer<bf16> one(vector<bf16>(64, (bf16)1.0f)), x(vector<bf16>(64, (bf16)(-amax)));
+    for (int64_t l = 0; l < s->layers; l++)
+        for (int i = 0; i < FP8_LINEARS; i++)
+            for (int t = 0; t < FP8_DELAYED; t++) {
+                const bool chosen = l == layer && i == linear && t == tensor;
+                Fp8Tensor to = {.data = NULL, .amax = fp8_lanes_of(s, l, i, t)};
+                fp8_measure(&to, chosen ? x : one, 8, 8, 8, 0);
+            }
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+static float scale_of(const Fp8State* s, int64_t layer, int linear, int tensor) {
+    Fp8Scale scale;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(
+        cudaMemcpy(&scale, fp8_scale_of(s, layer, linear, tensor), sizeof scale, cudaMemcpyDeviceToHost));
+    CHECK(scale.inverse == 1 / scale.scale, "the inverse of %g is %g", scale.scale, scale.inverse);
+    return scale.scale;
+}
+
+// A large amax counts for FP8_HISTORY steps; an invalid step changes nothing; a record restores all.
+static void test_history() {
+    snprintf(test_case, sizeof test_case, "history");
+    const Config c = small_config();
+    ParamTable table = params_build(&c);
+    Fp8State *s = fp8_open(&c, &table), *resumed = fp8_open(&c, &table);
+    Buffer<int32_t> valid(vector<int32_t>{1, 0});
+    CHECK(!s->scaled && !fp8_record(s) && !fp8_record(NULL), "scales before the first step");
+    for (int64_t step = 1; step <= 40; step++) {
+        measure(s, 1, FP8_GATE_PROJ, FP8_GRADIENT, step == 20 ? 1000 : 10);
+        fp8_collect_amax(s, 0);
+        fp8_update(s, step, valid, 0);
+        const float want = step >= 20 && step < 20 + FP8_HISTORY ? 32 : 4096; // 57344 / 1000, 57344 / 10
+        CHECK(scale_of(s, 1, FP8_GATE_PROJ, FP8_GRADIENT) == want, "step %lld: a gradient's scale",
+              (long long)step);
+        CHECK(scale_of(s, 1, FP8_GATE_PROJ, FP8_INPUT) == 256 &&
+                  scale_of(s, 0, FP8_IN_PROJ, FP8_GRADIENT) == 32768,
+              "step %lld: other scales", (long long)step);
+        if (step % 10 == 5) {
+            measure(s, 0, FP8_O_PROJ, FP8_INPUT, 1e6f);
+            fp8_collect_amax(s, 0);
+            fp8_update(s, step + 1, valid + 1, 0);
+            CHECK(scale_of(s, 0, FP8_O_PROJ, FP8_INPUT) == 256, "an invalid step changed a scale");
+        }
+        if (step != 25) continue;
+        Error err;
+        Json record;
+        char *text = fp8_record(s), *json = (char*)xcalloc(strlen(text) + 100, 1);
+        sprintf(json, "{\"fp8\": \"%s\"}", text);
+        if (!json_parse(&record, "a record", json, strlen(json), &err)) die("%s", err.msg);
+        fp8_restore(resumed, &record, 0);
+        char* again = fp8_record(resumed);
+        CHECK(resumed->scaled && strcmp(text, again) == 0, "the record of what was restored");
+        CHECK(scale_of(resumed, 1, FP8_GATE_PROJ, FP8_GRADIENT) == 32 &&
+                  scale_of(resumed, 1, FP8_GATE_PROJ, FP8_INPUT) == 256,
+              "restored scales");
+        json_free(&record);
+        free(text), free(json), free(again);
+    }
+    fp8_close(s), fp8_close(resumed);
+    params_free(&table);
+}
+
+// ----------------------------------------------------------------------------
+// GEMMs
+
+// Random codes of finite numbers, of up to a quarter of the range.
+static vector<uint8_t> draw_codes(int64_t n, Fp8Format format) {
+    const vector<float> x = draw<float>((size_t)n, 1);
+    vector<uint8_t> codes((size_t)n);
+    for (int64_t i = 0; i < n; i++) codes[i] = fp8_nearest(16 * x[i], mantissa(format));
+    return codes;
+}
+
+static vector<double> decoded(const vector<uint8_t>& codes, Fp8Format format, double inverse) {
+    vector<double> x(codes.size());
+    for (size_t i = 0; i < x.size(); i++) x[i] = inverse * fp8_value(codes[i], mantissa(format));
+    return x;
+}
+
+// N columns, of which the first N8 are in FP8: out = x w^T + residual, dx = dout w.
+static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
+    snprintf(test_case, sizeof test_case, "FP8 GEMM %lld x %lld (%lld) x %lld", (long long)M, (long long)N,
+             (long long)N8, (long long)K);
+    const double x_scale = 1.0 / 16, w_scale = 1.0 / 1024, g_scale = 1.0 / 8192;
+    const vector<uint8_t> x8 = draw_codes(M * K, FP8_E4M3), w8 = draw_codes(N8 * K, FP8_E4M3),
+                          g8 = draw_codes(M * N8, FP8_E5M2);
+    vector<uint8_t> w8_transposed(w8.size());
+    for (int64_t i = 0; i < N8 * K; i++) w8_transposed[i % K * N8 + i / K] = w8[i];
+    const vector<bf16> x = draw<bf16>(M * K, 1), w = draw<bf16>(N * K, 0.02), g = draw<bf16>(M * N, 0.002),
+                       residual = draw<bf16>(M * N, 0.5);
+    const vector<double> fx8 = decoded(x8, FP8_E4M3, x_scale), fw8 = decoded(w8, FP8_E4M3, w_scale),
+                         fg8 = decoded(g8, FP8_E5M2, g_scale), fx = doubles(x), fw = doubles(w),
+                         fg = doubles(g);
+    vector<double> want(M * N), want_residual(M * N), want_dx(M * K);
+#pragma omp parallel for
+    for (int64_t m = 0; m < M; m++) {
+        for (int64_t n = 0; n < N; n++) {
+            double sum = 0;
+            for (int64_t k = 0; k < K; k++)
+                sum += n < N8 ? fx8[m * K + k] * fw8[n * K + k] : fx[m * K + k] * fw[n * K + k];
+            want[m * N + n] = sum;
+            want_residual[m * N + n] = sum + value(residual[m * N + n]);
+        }
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t k = 0; k < K; k++)
+                want_dx[m * K + k] +=
+                    n < N8 ? fg8[m * N8 + n] * fw8[n * K + k] : fg[m * N + n] * fw[n * K + k];
+    }
+    Buffer<uint8_t> d_x8(x8), d_w8(w8), d_w8_transposed(w8_transposed), d_g8(g8);
+    Buffer<Fp8Scale> scales(vector<Fp8Scale>{{(float)w_scale, (float)(1 / w_scale)},
+                                             {(float)x_scale, (float)(1 / x_scale)},
+                                             {(float)g_scale, (float)(1 / g_scale)}});
+    Buffer<bf16> d_x(x), d_w(w), d_g(g), d_residual(residual), out(M * N), out_again(M * N), dx(M * K),
+        dx_again(M * K);
+    const Fp8Scale* scale = scales;
+    Linear l = {.w = d_w, .dw = NULL, .rows = M, .N = N, .K = K, .out_stride = N, .x_stride = K};
+    l.fp8 = {.w = d_w8,
+             .w_transposed = d_w8_transposed,
+             .w_scale = scale,
+             .x = {.data = d_x8, .stride = K, .scale = scale + 1},
+             .dout = {.data = d_g8, .stride = N8, .scale = scale + 2},
+             .N = N8};
+    linear_forward(out.p, d_x, NULL, &l, mm);
+    double error = noted("FP8 forward", relative_error(out.host(), want), GEMM_LIMIT);
+    CHECK(error < GEMM_LIMIT, "%s: forward: %g", test_case, error);
+    linear_forward(out.p, d_x, d_residual, &l, mm);
+    error = noted("FP8 forward, residual", relative_error(out.host(), want_residual), GEMM_LIMIT);
+    CHECK(error < GEMM_LIMIT, "%s: forward with a residual: %g", test_case, error);
+    linear_forward(out_again.p, d_x, d_residual, &l, mm);
+    check_same_bits("out of a second run", out, out_again);
+    const int64_t ends[] = {0, N8 / 2, N8 - 16, N}; // in FP8, in FP8, in both
+    for (int part = 0; part < 3; part++) {
+        const Linear columns = linear_columns(&l, ends[part], ends[part + 1] - ends[part]);
+        linear_forward(out.p + ends[part], d_x, NULL, &columns, mm);
+    }
+    if (N8 < N) { // in bf16
+        const Linear columns = linear_columns(&l, N8, N - N8);
+        linear_forward(out.p + N8, d_x, NULL, &columns, mm);
+    }
+    error = noted("FP8 forward in parts", relative_error(out.host(), want), GEMM_LIMIT);
+    CHECK(error < GEMM_LIMIT, "%s: forward in parts: %g", test_case, error);
+    linear_backward_input(dx, d_g, &l, mm);
+    error = noted("FP8 input gradient", relative_error(dx.host(), want_dx), GEMM_LIMIT);
+    CHECK(error < GEMM_LIMIT, "%s: backward: %g", test_case, error);
+    linear_backward_input(dx_again, d_g, &l, mm);
+    check_same_bits("dx of a second run", dx, dx_again);
+}
+
+// Without data in FP8, amax is found, and the GEMM is in bf16.
+static void test_measuring(Matmul* mm) {
+    snprintf(test_case, sizeof test_case, "measuring");
+    const int64_t M = 48, N = 192, N8 = 128, K = 80;
+    vector<bf16> x = draw<bf16>(M * K, 1), g = draw<bf16>(M * N, 1);
+    x[M * K - 1] = (bf16)-300.0f, g[5 * N + N8 - 1] = (bf16)77.0f,
+              g[5 * N + N8] = (bf16)999.0f; // the last is in bf16
+    Buffer<bf16> d_x(x), d_g(g), w(draw<bf16>(N * K, 1)), out(M * N), want(M * N), dx(M * K), want_dx(M * K);
+    Written x8(FP8_E4M3, 1, 8, 8, 1), g8(FP8_E5M2, 1, 8, 8, 1);
+    Linear plain = {.w = w, .dw = NULL, .rows = M, .N = N, .K = K, .out_stride = N, .x_stride = K}, l = plain;
+    l.fp8.N = N8, l.fp8.x = x8.tensor, l.fp8.dout = g8.tensor;
+    l.fp8.x.data = l.fp8.dout.data = NULL;
+    linear_forward(want.p, d_x, NULL, &plain, mm);
+    linear_forward(out.p, d_x, NULL, &l, mm);
+    linear_backward_input(want_dx, d_g, &plain, mm);
+    linear_backward_input(dx, d_g, &l, mm);
+    check_same_bits("out", out, want);
+    check_same_bits("dx", dx, want_dx);
+    CHECK(x8.amax() == bf16_bits((bf16)300.0f) && g8.amax() == bf16_bits((bf16)77.0f), "amax %x and %x",
+          x8.amax(), g8.amax());
+}
+
+int main(int argc, char** argv) {
+    const bool quick = test_begin(argc, argv);
+    test_scale();
+    const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                           device_attribute(cudaDevAttrComputeCapabilityMinor);
+    if (capability >= 89) {
+        test_conversion();
+        for (float scale : SCALES) {
+            test_rmsnorm(5, 72, scale);
+            test_swiglu(3, 40, scale);
+            if (!quick) test_rmsnorm(1000, 1536, scale);
+            if (!quick) test_swiglu(1000, 3584, scale);
+        }
+        for (const HeadShape& s :
+             {fused_shape(1, 33, 2, 64), fused_shape(2, 50, 3, 128), fused_shape(1, 9, 1, 48)}) {
+            test_output_gate(s, 16);
+            test_qkv(s, 16);
+        }
+        if (!quick) test_output_gate(fused_shape(2, 700, 24, 64), 64);
+        if (!quick) test_qkv(fused_shape(2, 700, 24, 64), 64);
+        test_weights();
+        test_history();
+        for (int tune = 0; tune < 2; tune++) {
+            Matmul mm;
+            matmul_init(&mm, tune, 0);
+            test_gemm(&mm, 64, 128, 128, 64);
+            test_gemm(&mm, 80, 192, 128, 144);
+            if (!quick) test_gemm(&mm, 512, 6272, 6144, 1536);
+            if (!quick) test_gemm(&mm, 512, 1536, 1536, 3584);
+            if (!quick) test_gemm(&mm, 512, 7168, 7168, 1536);
+            test_measuring(&mm);
+            matmul_free(&mm);
+        }
+    } else
+        SKIP("FP8, which this GPU does not have");
+    print_noted();
+    return test_report();
+}

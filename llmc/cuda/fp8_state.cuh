@@ -1,0 +1,319 @@
+/*
+What --fp8 keeps besides a model: weights in FP8, the scales of all tensors, the buffers of a pass.
+
+Scales of inputs and gradients are delayed: a step quantizes with scales from the largest amax of the last
+FP8_HISTORY steps, and finds its own amax on the way. So a tensor is quantized by the kernel that computes it.
+The scale of weights is that of the weights as they are.
+
+    fp8_weights         of one layer, before its first pass with new weights: amax, then both copies
+    fp8_collect_amax    at the end of a step; with several ranks follows the maximum over them
+    fp8_update          scales of the next step, where this step is valid
+
+A new run has no scales. Its first step is in bf16, and measures every tensor instead (fp8_measure). With
+several ranks the amax of all are combined, so that their scales are the same, those of one rank with all
+batches, and belong to the checkpoint as the weights do.
+
+All bits are the same in every run: maxima do not depend on the order.
+*/
+#pragma once
+
+#include "../model/fp8.h"
+#include "device.cuh"
+#include "matmul.cuh"
+
+typedef struct {
+    int64_t layers;
+    Fp8Shape shapes[FP8_LINEARS];
+    int64_t weight_at[FP8_LINEARS]; // where a linear layer's copies begin in those of its block
+    fp8* weights;                   // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]
+    Fp8Scale* scales;               // [layers, FP8_BLOCK_TENSORS], at fp8_index
+    uint32_t* lanes;   // the same, amax in FP8_LANES: of inputs and gradients of this step so far
+    uint32_t* amax;    // [layers, FP8_LINEARS, FP8_DELAYED] of this step
+    uint16_t* history; // the same, [FP8_HISTORY], as fp8_history_text
+    fp8 *inputs, *residuals, *gradients; // buffers of a pass: Fp8Rows
+    bool scaled;                         // has scales of inputs and gradients
+    bool training;                       // the pass in progress is one of training; others are in bf16
+} Fp8State;
+
+enum { FP8_BLOCK_DELAYED = FP8_LINEARS * FP8_DELAYED, FP8_BLOCK_TENSORS = FP8_LINEARS * FP8_TENSORS };
+
+// The index of a tensor in scales and lanes: of a block its inputs and gradients, then its weights.
+static inline int64_t fp8_index(int64_t layer, int linear, int tensor) {
+    return layer * FP8_BLOCK_TENSORS +
+           (tensor == FP8_WEIGHT ? FP8_BLOCK_DELAYED + linear : linear * FP8_DELAYED + tensor);
+}
+
+// The same of the i-th of all inputs and gradients.
+__device__ static inline int fp8_delayed_index(int i) {
+    return i / FP8_BLOCK_DELAYED * FP8_BLOCK_TENSORS + i % FP8_BLOCK_DELAYED;
+}
+
+// Allocates the state of a model, without the buffers of a pass.
+static inline Fp8State* fp8_open(const Config* c, const ParamTable* table) {
+    Fp8State* s = (Fp8State*)xcalloc(1, sizeof *s);
+    s->layers = c->num_hidden_layers;
+    fp8_shapes(s->shapes, c, table);
+    for (int i = 1; i < FP8_LINEARS; i++)
+        s->weight_at[i] = s->weight_at[i - 1] + 2 * s->shapes[i - 1].N * s->shapes[i - 1].K;
+    const size_t linears = (size_t)(s->layers * FP8_LINEARS);
+    s->weights = (fp8*)device_bytes((size_t)fp8_weight_bytes(c, table));
+    s->scales = (Fp8Scale*)device_zeros(linears * FP8_TENSORS * sizeof(Fp8Scale));
+    s->lanes =
+        (uint32_t*)device_zeros(linears * FP8_TENSORS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t));
+    s->amax = (uint32_t*)device_zeros(linears * FP8_DELAYED * sizeof(uint32_t));
+    s->history = (uint16_t*)device_zeros((size_t)fp8_history_count(s->layers) * sizeof(uint16_t));
+    return s;
+}
+
+// The buffers of passes over `rows` tokens.
+static inline void fp8_allocate(Fp8State* s, int64_t rows) {
+    const Fp8Rows of = fp8_rows(s->shapes);
+    s->inputs = (fp8*)device_bytes((size_t)(rows * of.input));
+    s->residuals = (fp8*)device_bytes((size_t)(rows * of.residual));
+    s->gradients = (fp8*)device_bytes((size_t)(rows * of.gradient));
+}
+
+// s may be NULL.
+static inline void fp8_close(Fp8State* s) {
+    if (!s) return;
+    void* const buffers[] = {s->weights, s->scales, s->lanes,     s->amax,
+                             s->history, s->inputs, s->residuals, s->gradients};
+    for (void* buffer : buffers) device_free(buffer);
+    free(s);
+}
+
+// ----------------------------------------------------------------------------
+// a linear layer's tensors
+
+static inline Fp8Scale* fp8_scale_of(const Fp8State* s, int64_t layer, int linear, int tensor) {
+    return s->scales + fp8_index(layer, linear, tensor);
+}
+
+static inline uint32_t* fp8_lanes_of(const Fp8State* s, int64_t layer, int linear, int tensor) {
+    return s->lanes + fp8_index(layer, linear, tensor) * (FP8_LANES * FP8_LANE_STRIDE);
+}
+
+// The weights of a linear layer in FP8: [N, K]; [K, N] follows.
+static inline fp8* fp8_weights_of(const Fp8State* s, int64_t layer, int linear) {
+    return s->weights + layer * fp8_block_bytes(s->shapes) + s->weight_at[linear];
+}
+
+// A linear layer whose output has `columns` columns with those in bf16. One buffer serves all inputs, as each
+// is read by the next GEMM; that of the residual stream's gradient must outlast the recomputation of a block.
+static inline Fp8Linear fp8_linear(const Fp8State* s, int64_t layer, int linear, int64_t columns) {
+    const Fp8Shape* shape = &s->shapes[linear];
+    const bool residual = linear == FP8_O_PROJ || linear == FP8_DOWN_PROJ;
+    const fp8* w = fp8_weights_of(s, layer, linear);
+    fp8* gradients = residual ? s->residuals : s->gradients;
+    return {.w = w,
+            .w_transposed = w + shape->N * shape->K,
+            .w_scale = fp8_scale_of(s, layer, linear, FP8_WEIGHT),
+            .x = {.data = s->scaled ? s->inputs : NULL,
+                  .stride = shape->K,
+                  .scale = fp8_scale_of(s, layer, linear, FP8_INPUT),
+                  .amax = fp8_lanes_of(s, layer, linear, FP8_INPUT),
+                  .alone = columns == shape->N},
+            .dout = {.data = s->scaled ? gradients : NULL,
+                     .stride = shape->N,
+                     .scale = fp8_scale_of(s, layer, linear, FP8_GRADIENT),
+                     .amax = fp8_lanes_of(s, layer, linear, FP8_GRADIENT)},
+            .N = shape->N};
+}
+
+// ----------------------------------------------------------------------------
+// weights
+
+enum { FP8_TILE = 128 }; // rows and columns of a thread block
+
+// A matrix of weights: w [rows, columns] in bf16 becomes q, and t transposed.
+struct Fp8Matrix {
+    const bf16* w;
+    fp8 *q, *t;
+    int rows, columns;
+    Fp8Scale* scale;
+    uint32_t* lanes;
+};
+
+struct Fp8Matrices {
+    Fp8Matrix of[FP8_LINEARS];
+};
+
+// The thread block's tile of one of the matrices, whose tiles are numbered one matrix after the other.
+struct Fp8Tile {
+    Fp8Matrix m;
+    int row, column;
+
+    __device__ explicit Fp8Tile(const Fp8Matrices& matrices) {
+        int tile = (int)blockIdx.x;
+        for (int i = 0; i < FP8_LINEARS; i++) {
+            m = matrices.of[i];
+            const int across = ceil_div<int>(m.columns, FP8_TILE);
+            const int tiles = across * ceil_div<int>(m.rows, FP8_TILE);
+            row = tile / across * FP8_TILE, column = tile % across * FP8_TILE;
+            if (tile < tiles) return;
+            tile -= tiles;
+        }
+    }
+    // A thread's eight columns of rows row + threadIdx.x / 16 + 16 i
+    __device__ void load(Raw8 raw[8]) const {
+        const int c = column + 8 * (int)(threadIdx.x % 16), r = row + (int)(threadIdx.x / 16);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            raw[i] = Raw8{};
+            if (c < m.columns && r + 16 * i < m.rows)
+                raw[i] = load_raw8(m.w + (int64_t)(r + 16 * i) * m.columns + c);
+        }
+    }
+};
+
+__global__ static void __launch_bounds__(256)
+    fp8_weights_amax_kernel(const __grid_constant__ Fp8Matrices matrices) {
+    const Fp8Tile tile(matrices);
+    Raw8 raw[8];
+    uint32_t amax = 0;
+    tile.load(raw);
+    for (int i = 0; i < 8; i++) fp8_pack8<FP8_E4M3>(raw[i], 1, amax);
+    fp8_add_amax(tile.m.lanes, amax);
+}
+
+__global__ static void __launch_bounds__(256)
+    fp8_weights_kernel(const __grid_constant__ Fp8Matrices matrices) {
+    __shared__ uint32_t bytes[FP8_TILE][FP8_TILE / 4]; // word w of row r is at w ^ (r / 4): no bank conflicts
+    const Fp8Tile tile(matrices);
+    const Fp8Matrix& m = tile.m;
+    const int group = (int)threadIdx.x % 16, first = (int)threadIdx.x / 16;
+    Raw8 raw[8];
+    uint32_t amax = 0;
+    tile.load(raw);
+    const Fp8Scale scale = fp8_scale(fp8_amax(m.lanes), FP8_E4M3);
+    if (threadIdx.x == 0 && tile.row == 0 && tile.column == 0) *m.scale = scale;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int r = first + 16 * i, c = tile.column + 8 * group;
+        const uint2 q = fp8_pack8<FP8_E4M3>(raw[i], scale.scale, amax);
+        if (tile.row + r < m.rows && c < m.columns)
+            *(uint2*)(m.q + (int64_t)(tile.row + r) * m.columns + c) = q;
+        bytes[r][(2 * group) ^ (r / 4)] = q.x;
+        bytes[r][(2 * group + 1) ^ (r / 4)] = q.y;
+    }
+    __syncthreads();
+    // A lane has four rows, a warp all of them, of four columns at a time.
+    const int lane = (int)threadIdx.x % 32, r = 4 * lane;
+    for (int word = (int)threadIdx.x / 32; word < FP8_TILE / 4; word += 8) {
+        uint32_t rows[4], out[4];
+        for (int j = 0; j < 4; j++) rows[j] = bytes[r + j][word ^ lane];
+        const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140), // columns 0 and 1 of rows 0 and 1
+            low23 = __byte_perm(rows[2], rows[3], 0x5140), high01 = __byte_perm(rows[0], rows[1], 0x7362),
+                       high23 = __byte_perm(rows[2], rows[3], 0x7362);
+        out[0] = __byte_perm(low01, low23, 0x5410), out[1] = __byte_perm(low01, low23, 0x7632);
+        out[2] = __byte_perm(high01, high23, 0x5410), out[3] = __byte_perm(high01, high23, 0x7632);
+        for (int j = 0; j < 4; j++) {
+            const int c = tile.column + 4 * word + j;
+            if (c < m.columns && tile.row + r < m.rows)
+                *(uint32_t*)(m.t + (int64_t)c * m.rows + tile.row + r) = out[j];
+        }
+    }
+}
+
+// Both copies of a layer's weights, and their scales. w: of each linear layer.
+static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* const w[FP8_LINEARS],
+                               cudaStream_t stream) {
+    Range range("weights in FP8", RANGE_FORWARD, stream);
+    Fp8Matrices matrices;
+    int64_t tiles = 0;
+    for (int i = 0; i < FP8_LINEARS; i++) {
+        const Fp8Shape* shape = &s->shapes[i];
+        fp8* q = fp8_weights_of(s, layer, i);
+        uint32_t* lanes = fp8_lanes_of(s, layer, i, FP8_WEIGHT);
+        matrices.of[i] = {.w = w[i],
+                          .q = q,
+                          .t = q + shape->N * shape->K,
+                          .rows = (int)shape->N,
+                          .columns = (int)shape->K,
+                          .scale = fp8_scale_of(s, layer, i, FP8_WEIGHT),
+                          .lanes = lanes};
+        tiles += ceil_div<int64_t>(shape->N, FP8_TILE) * ceil_div<int64_t>(shape->K, FP8_TILE);
+    }
+    CUDA_CHECK(cudaMemsetAsync(matrices.of[0].lanes, 0,
+                               FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
+    CUDA_LAUNCH(fp8_weights_amax_kernel, tiles, 256, stream, matrices);
+    CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, matrices);
+}
+
+// The same before a pass reads a bucket of new weights, those of layer bucket - 1; other buckets have none.
+static inline void fp8_bucket_weights(const Fp8State* s, const ParamTable* table, int64_t bucket,
+                                      const bf16* weights, cudaStream_t stream) {
+    const bf16* w[FP8_LINEARS];
+    if (bucket < 1 || bucket > s->layers) return;
+    for (int i = 0; i < FP8_LINEARS; i++)
+        w[i] = weights + params_find(table, s->shapes[i].kind, bucket - 1)->offset;
+    fp8_weights(s, bucket - 1, w, stream);
+}
+
+// ----------------------------------------------------------------------------
+// the end of a step
+
+// A block of one warp has an input or a gradient.
+__global__ static void __launch_bounds__(32) fp8_collect_amax_kernel(uint32_t* amax, uint32_t* lanes) {
+    uint32_t* mine = lanes + fp8_delayed_index((int)blockIdx.x) * (FP8_LANES * FP8_LANE_STRIDE);
+    const uint32_t most = fp8_amax(mine);
+    mine[threadIdx.x * FP8_LANE_STRIDE] = 0; // for the next step
+    if (threadIdx.x == 0) amax[blockIdx.x] = most;
+}
+
+// `finite` on the device: this step is valid, and is entry `now` of the history; NULL: no step has been.
+__global__ static void __launch_bounds__(32)
+    fp8_update_kernel(Fp8Scale* scales, uint16_t* history, const uint32_t* amax, int now,
+                      const int32_t* finite) {
+    const int lane = (int)threadIdx.x, tensor = (int)blockIdx.x % FP8_DELAYED;
+    uint16_t* mine = history + (int64_t)blockIdx.x * FP8_HISTORY;
+    uint32_t most = lane < FP8_HISTORY ? mine[lane] : 0;
+    if (finite && *finite && lane == now) {
+        most = min(amax[blockIdx.x], (uint32_t)FP8_NOT_FINITE - 1);
+        mine[lane] = (uint16_t)most;
+    }
+    most = __reduce_max_sync(~0u, most);
+    if (lane == 0)
+        scales[fp8_delayed_index((int)blockIdx.x)] =
+            fp8_scale(most, tensor == FP8_INPUT ? FP8_E4M3 : FP8_E5M2);
+}
+
+static inline int64_t fp8_delayed_tensors(const Fp8State* s) { return s->layers * FP8_LINEARS * FP8_DELAYED; }
+
+// s->amax of the step, whose maximum over all ranks fp8_update reads.
+static inline void fp8_collect_amax(const Fp8State* s, cudaStream_t stream) {
+    CUDA_LAUNCH(fp8_collect_amax_kernel, fp8_delayed_tensors(s), 32, stream, s->amax, s->lanes);
+}
+
+// The scales of the steps after `step`, counted from 1; where *finite, on the device, is 0 they stay.
+static inline void fp8_update(Fp8State* s, int64_t step, const int32_t* finite, cudaStream_t stream) {
+    CUDA_LAUNCH(fp8_update_kernel, fp8_delayed_tensors(s), 32, stream, s->scales, s->history, s->amax,
+                (int)(step % FP8_HISTORY), finite);
+    s->scaled = true;
+}
+
+// ----------------------------------------------------------------------------
+// checkpoints
+
+// The member "fp8" of trainer.json, to be freed; NULL where there are no scales yet. s may be NULL.
+static inline char* fp8_record(const Fp8State* s) {
+    if (!s || !s->scaled) return NULL;
+    const int64_t count = fp8_history_count(s->layers);
+    uint16_t* history = (uint16_t*)xcalloc((size_t)count, sizeof *history);
+    device_download(history, s->history, count * (int64_t)sizeof *history);
+    char* text = fp8_history_text(history, count);
+    free(history);
+    return text;
+}
+
+// Takes the scales from a record of trainer.json, if it has any. s may be NULL.
+static inline void fp8_restore(Fp8State* s, const Json* record, cudaStream_t stream) {
+    if (!s) return;
+    const int64_t count = fp8_history_count(s->layers);
+    uint16_t* history = (uint16_t*)xcalloc((size_t)count, sizeof *history);
+    if (fp8_history_read(history, count, record)) {
+        CUDA_CHECK(cudaMemcpy(s->history, history, (size_t)count * sizeof *history, cudaMemcpyHostToDevice));
+        fp8_update(s, 0, NULL, stream);
+    }
+    free(history);
+}

@@ -1,0 +1,31 @@
+/*
+An optimizer step in flight: its results, which are copied to the host when it ends.
+
+Called by the GPU trainer.
+*/
+#pragma once
+
+#include "../../cuda/device.cuh"
+#include "../../layers/global_norm.cuh"
+
+typedef struct {
+    StepStats* stats;      // pinned
+    PruningCount* pruning; // [L], pinned
+    RankTime* times;       // [ranks], pinned; as votes, with several ranks
+    StepVotes* votes;      // of this rank, pinned
+    cudaEvent_t done;
+} QueuedStep;
+
+static inline void queued_step_open(QueuedStep* q, int64_t L, int ranks) {
+    q->stats = (StepStats*)device_host_alloc(sizeof(StepStats));
+    q->pruning = (PruningCount*)device_host_alloc((size_t)L * sizeof(PruningCount));
+    q->times = (RankTime*)device_host_alloc((size_t)ranks * sizeof(RankTime));
+    q->votes = (StepVotes*)device_host_alloc(sizeof(StepVotes));
+    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
+}
+
+static inline void queued_step_close(QueuedStep* q) {
+    void* const pinned[] = {q->stats, q->pruning, q->times, q->votes};
+    for (void* memory : pinned) device_host_free(memory);
+    if (q->done) CUDA_CHECK(cudaEventDestroy(q->done));
+}

@@ -1,0 +1,123 @@
+/*
+--fp8: which GEMMs are in FP8 and what that takes, without CUDA: the plan of memory and the record in
+trainer.json. The formats and the scaling are in llmc/cuda/fp8.cuh and fp8_state.cuh.
+
+Of each block four linear layers, with weights w [N, K]:
+
+    FP8_IN_PROJ      q, k, v and the output gate: the first N rows of the fused projection; those of the forget
+                     gate and of the shift gates stay in bf16
+    FP8_O_PROJ       attention's output projection
+    FP8_GATE_PROJ    the MLP's first matrix, and
+    FP8_DOWN_PROJ    its second one
+
+Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. Weight
+gradients, embedding, lm_head and attention are in bf16.
+*/
+#pragma once
+
+#include "../formats/json.h"
+#include "params.h"
+
+enum { FP8_IN_PROJ, FP8_O_PROJ, FP8_GATE_PROJ, FP8_DOWN_PROJ, FP8_LINEARS };
+
+// Tensors with a scale from the largest absolute values (amax) of the last FP8_HISTORY steps. The scale of
+// weights is that of the weights as they are.
+enum { FP8_INPUT, FP8_GRADIENT, FP8_DELAYED, FP8_WEIGHT = FP8_DELAYED, FP8_TENSORS };
+
+enum { FP8_HISTORY = 16, FP8_ALIGN = 16 }; // steps; elements, of rows in memory
+
+typedef struct {
+    ParamKind kind; // of the weights, or of the first tensor of the fused projection
+    int64_t N, K;
+} Fp8Shape;
+
+// The linear layers of a block, in the order of the enum.
+static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, const ParamTable* table) {
+    const int64_t d = c->hidden_size, I = config_mlp_size(c);
+    const Fp8Shape of_block[FP8_LINEARS] = {{table->proj.first, d * (c->use_output_gate ? 4 : 3), d},
+                                            {P_O_PROJ, d, d},
+                                            {P_GATE_PROJ, 2 * I, d},
+                                            {P_DOWN_PROJ, d, I}};
+    memcpy(shapes, of_block, sizeof of_block);
+}
+
+// Dies where --fp8 does not support the model, or T tokens of a sequence on a rank: cuBLAS demands of FP8 GEMMs that
+// rows in memory, and all sizes, are multiples of 16.
+static inline void fp8_check(const Config* c, int64_t T) {
+    const int64_t d = c->hidden_size, I = config_mlp_size(c);
+    if (c->mixer != MIXER_ATTENTION)
+        die("--fp8: %s has no GEMMs in FP8: leave it out", config_class(c)->architecture);
+    if (d % FP8_ALIGN || I % FP8_ALIGN)
+        die("--fp8: hidden_size and intermediate_size must be multiples of %d, not %lld and %lld", FP8_ALIGN,
+            (long long)d, (long long)I);
+    if (T % FP8_ALIGN)
+        die("--fp8: a rank's tokens of a sequence must be a multiple of %d, not %lld: change --seq-len",
+            FP8_ALIGN, (long long)T);
+}
+
+// Bytes of the weights in FP8, and transposed, of a block.
+static inline int64_t fp8_block_bytes(const Fp8Shape shapes[FP8_LINEARS]) {
+    int64_t bytes = 0;
+    for (int i = 0; i < FP8_LINEARS; i++) bytes += 2 * shapes[i].N * shapes[i].K;
+    return bytes;
+}
+
+// Bytes of all weights in FP8, the same on every rank.
+static inline int64_t fp8_weight_bytes(const Config* c, const ParamTable* table) {
+    Fp8Shape shapes[FP8_LINEARS];
+    fp8_shapes(shapes, c, table);
+    return c->num_hidden_layers * fp8_block_bytes(shapes);
+}
+
+// A pass needs three buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual
+// stream, and of other gradients. These are their elements a row.
+typedef struct {
+    int64_t input, residual, gradient;
+} Fp8Rows;
+
+static inline Fp8Rows fp8_rows(const Fp8Shape shapes[FP8_LINEARS]) {
+    const Fp8Shape *in = &shapes[FP8_IN_PROJ], *gate = &shapes[FP8_GATE_PROJ], *down = &shapes[FP8_DOWN_PROJ];
+    Fp8Rows rows = {down->K > in->K ? down->K : in->K, in->K, gate->N > in->N ? gate->N : in->N};
+    return rows;
+}
+
+// Bytes of the buffers of a training pass over `rows` tokens.
+static inline int64_t fp8_pass_bytes(const Config* c, const ParamTable* table, int64_t rows) {
+    Fp8Shape shapes[FP8_LINEARS];
+    fp8_shapes(shapes, c, table);
+    const Fp8Rows of = fp8_rows(shapes);
+    return rows * (of.input + of.residual + of.gradient);
+}
+
+// ----------------------------------------------------------------------------
+// the record in trainer.json: amax history [L, FP8_LINEARS, FP8_DELAYED, FP8_HISTORY], as bits of bf16, in
+// which the values are exact, of four hexadecimal digits each. Step s is entry s % FP8_HISTORY.
+
+static inline int64_t fp8_history_count(int64_t L) { return L * FP8_LINEARS * FP8_DELAYED * FP8_HISTORY; }
+
+// To be freed.
+static inline char* fp8_history_text(const uint16_t* history, int64_t count) {
+    char* text = (char*)xcalloc((size_t)(4 * count + 1), 1);
+    for (int64_t i = 0; i < count; i++) snprintf(text + 4 * i, 5, "%04x", history[i]);
+    return text;
+}
+
+// Reads the text from a record of trainer.json. False where it has none; dies where that is not valid.
+static inline bool fp8_history_read(uint16_t* history, int64_t count, const Json* record) {
+    if (!record->nodes || json_get(record, 0, "fp8") < 0) return false;
+    const char* text = json_string(record, json_get(record, 0, "fp8"));
+    bool valid = text && strlen(text) == (size_t)(4 * count);
+    for (int64_t i = 0; valid && i < count; i++) {
+        unsigned value = 0;
+        for (int digit = 0; digit < 4; digit++) {
+            static const char digits[] = "0123456789abcdef";
+            const char c = text[4 * i + digit], *at = strchr(digits, c);
+            valid = valid && c && at;
+            value = 16 * value + (unsigned)(valid ? at - digits : 0);
+        }
+        valid = valid && value < 0x7f80; // finite, not negative
+        history[i] = (uint16_t)value;
+    }
+    if (!valid) die("the checkpoint's trainer.json: 'fp8' is not valid");
+    return true;
+}
