@@ -262,7 +262,7 @@ valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrin
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
 	    build/test/train_fox_valgrind" dev/test/run.sh dev/test/trainer/tiny_run.sh
 
-GPU_DIRS    := dev/test/gpu dev/test/inference dev/test/baselines
+GPU_DIRS    := dev/test/gpu dev/test/attention dev/test/inference dev/test/baselines
 GPU_NAMES   := $(basename $(notdir $(wildcard $(GPU_DIRS:=/test_*.cu) dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))

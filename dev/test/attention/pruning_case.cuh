@@ -4,7 +4,7 @@ A case of the pruning bounds: random inputs, and the bounds of both passes on th
 #pragma once
 
 #include "../../../llmc/attention/pruning.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 #define LOG_TOLERANCE (-10.0)
 

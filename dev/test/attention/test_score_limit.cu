@@ -7,7 +7,7 @@ reach it they do.
 */
 #include "../../../llmc/attention/pruning.cuh"
 #include "../../../llmc/layers/qkv.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 // Weights of QK norm: near 1; of both signs; one of q and one of k far larger, in channels that RoPE turns
 // into one another (0 and dh/2); the same for q and k.

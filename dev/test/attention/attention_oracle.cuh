@@ -6,7 +6,7 @@ exact.
 #pragma once
 
 #include "../../../llmc/attention/attention.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 // ----------------------------------------------------------------------------
 // inputs, drawn on the GPU

@@ -12,7 +12,7 @@ result.
 #include <time.h>
 #include "../../../llmc/attention/attention.cuh"
 #include "../../../llmc/attention/cudnn.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 #ifdef USE_CUDNN
 
