@@ -537,8 +537,7 @@ branches() {
     equals "4 8 12 16" "$(checkpoints "$trunk")"
     check "one that would have begun before" run $short "$scratch/late" $wsd --resume-from "$trunk/step_00000016"
     said "at 1024 tokens, in a cool-down from 768 on: its learning rate falls at once; lower --cooldown-tokens to 256" stderr
-    check "one that has" run $short "$scratch/later" --lr-schedule wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016"
-    equals "" "$(cat "$scratch/stderr")"
+    equals "" "$(run $short "$scratch/later" $wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016" 2>&1 >/dev/null)"
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
         --resume-from "$trunk/step_00000012"
 }
