@@ -159,11 +159,14 @@ int main(int argc, char** argv) {
         if (job.abandoned) return EXIT_SUCCESS;
         die("%s", err.msg);
     }
-    for (int split = 0; split < 2; split++)
-        if (job.documents[split])
-            printf("%s: %lld documents, %lld tokens, %lld shards\n", shard_splits[split],
-                   (long long)job.documents[split], (long long)job.writers[split].total,
-                   (long long)job.writers[split].index);
+    for (int split = 0; split < 2; split++) {
+        const int64_t tokens = job.writers[split].total, shards = job.writers[split].index;
+        const int64_t documents = o.doc_len ? tokens / o.doc_len : job.documents[split];
+        if (documents)
+            printf("%s: %lld document%s, %lld tokens, %lld shard%s\n", shard_splits[split],
+                   (long long)documents, documents == 1 ? "" : "s", (long long)tokens, (long long)shards,
+                   shards == 1 ? "" : "s");
+    }
     if (o.pack) pack_print(job.packers);
     if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);
     free(job.ids);

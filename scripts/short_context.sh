@@ -51,6 +51,8 @@ else
         "${PYTHON:-python3}" scripts/make_shards.py --tokenizer "$TOKENIZER" --val-fraction 0.005 \
             --tokens $((tokens + tokens / 100)) --out "$data" $TEXT >"${data}_options.tmp"
         cat "${data}_options.tmp"
+        [ -f "${data}_val_000000.bin" ] ||
+            die "TEXT='$TEXT': none of its documents was held out, of one in 200: give more TEXT, or more --max-tokens"
         sed -n 's/.*for the trainer: //p' "${data}_options.tmp" >"${data}_options.txt"
         rm "${data}_options.tmp"
     fi

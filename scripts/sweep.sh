@@ -167,7 +167,7 @@ train() {
 # take I WAIT GPU OPTIONS...: run I, with a lock against other sweeps, which is waited for where WAIT is 1, and which
 # lasts as long as the trainer if the sweep is killed. False: another sweep has the run
 take() {
-    local i=$1 wait=$2 gpu=$3 code=1 diverged='' out
+    local i=$1 wait=$2 gpu=$3 code=1 diverged='' out reason
     shift 3
     out=$(folder ${runs[i]})
     if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
@@ -180,7 +180,12 @@ take() {
         exec 9>&-
     fi
     [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
-    [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; return 0; }
+    if [ $code != 0 ]; then
+        reason=$(grep '^error: ' "$out/output.txt" | tail -n 1)
+        echo "FAILED with exit code $code: $out/output.txt${reason:+: $reason}"
+        touch "$state/failed"
+        return 0
+    fi
     touch "$state/$i/${diverged:-trained}"
 }
 

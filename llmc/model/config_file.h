@@ -13,15 +13,12 @@ static inline int64_t config_int(const Config* c, const ConfigKey* key) {
     return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
 }
 
-// Writes key i and its value, if the model has it; pruning_rule and document_reset only where they are not the
-// default.
-static inline void config_put(const Config* c, int i, JsonWriter* w) {
+// Writes key i and its value, if the model has it.
+static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
     const void* field = (const char*)c + key->offset;
     int choice = 0;
     if (!config_has_key(c, key)) return;
-    if (key->offset == offsetof(Config, pruning_rule) && c->pruning_rule == PRUNING_OURS) return;
-    if (key->offset == offsetof(Config, document_reset) && !c->document_reset) return;
     bool decay_time = key->offset == offsetof(Config, decay_time_min) ||
                       key->offset == offsetof(Config, decay_time_max); // null unless the gate is long
     switch (key->type) {
@@ -40,6 +37,14 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
         (key->type == KEY_TEXT ? json_put_string : json_put_word)(w, key->name, key->choices[choice]);
         break;
     }
+}
+
+// The same; pruning_rule and document_reset only where they are not the default.
+static inline void config_put(const Config* c, int i, JsonWriter* w) {
+    const size_t offset = config_keys[i].offset;
+    if (offset == offsetof(Config, pruning_rule) && c->pruning_rule == PRUNING_OURS) return;
+    if (offset == offsetof(Config, document_reset) && !c->document_reset) return;
+    config_put_always(c, i, w);
 }
 
 // auto_map names the classes of a Python file beside config.json, for Hugging Face transformers.

@@ -57,7 +57,7 @@ static inline void recipe_put_config(FILE* list, int* count, const Config* c, co
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
         JsonWriter is = json_writer(0), was = json_writer(0);
         json_begin_object(&is, NULL), json_begin_object(&was, NULL);
-        config_put(c, i, &is), config_put(published, i, &was);
+        config_put_always(c, i, &is), config_put_always(published, i, &was);
         const char *colon = strchr(is.text, ':'), *other = strchr(was.text, ':');
         if (colon && other) recipe_put(list, count, config_keys[i].name, colon + 1, other + 1);
         json_writer_free(&is), json_writer_free(&was);

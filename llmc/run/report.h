@@ -27,6 +27,17 @@ static inline void run_check_warmup(const Options* o) {
              o->lr * ((double)o->max_tokens / (double)o->warmup_tokens));
 }
 
+// Warns where a run begins inside its own cool-down: it is no part of a run from scratch.
+static inline void run_check_cooldown(const Run* run) {
+    const Options* o = &run->options;
+    const int64_t begin = o->max_tokens - o->cooldown_tokens;
+    if (run->branched && o->lr_schedule == SCHEDULE_WSD && run->state.tokens > begin)
+        warn("--resume-from %s: at %lld tokens, in a cool-down from %lld on: its learning rate falls at "
+             "once; lower --cooldown-tokens to %lld",
+             o->resume_from, (long long)run->state.tokens, (long long)begin,
+             (long long)(o->max_tokens - run->state.tokens));
+}
+
 typedef struct {
     const char* what;
     int64_t bytes;
@@ -148,6 +159,7 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
                (long long)run_rank_batches(run));
     }
     if (run->state.step < run->last_step) run_check_warmup(o);
+    run_check_cooldown(run);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 

@@ -102,6 +102,9 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
         die("--resume-from: only a training begins where a checkpoint ends");
     if (!dry && (o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET))
         die("--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run");
+    if (!dry && o->ranks != OPTION_UNSET)
+        die("--ranks %lld: plans for so many: give it with --dry-run; mpirun, torchrun or srun starts ranks",
+            (long long)o->ranks);
     line.mode = dry        ? RUN_DRY
                 : bench    ? RUN_BENCH
                 : dump     ? RUN_DUMP

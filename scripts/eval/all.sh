@@ -14,11 +14,13 @@
 #   needle.json      RULER's single needle by length and depth in the folder TEXT; left out without it
 #
 # DATA are held-out shards. Other variables, with their defaults: TRAINER (train_foxcu where there is a GPU), LONG=65536,
-# TOKENS=4Mi of each loss, SAMPLES=32 a point of copy, conflict and corrupted, LENGTHS=T/4,T of RULER and the needle,
-# GAPS=256,1024,4096,16384,65536, UPDATES=3,12,50,200, VOCAB (GPT-2's vocab.bpe, if DIR has no tokenizer.json), PYTHON.
+# TOKENS=4Mi of each loss, SAMPLES=32 a point of copy, conflict and corrupted, LENGTHS=T/4,T of RULER and the needle
+# (1024,2048 where T is below 4096), GAPS=256,1024,4096,16384,65536, UPDATES=3,12,50,200, VOCAB (GPT-2's vocab.bpe, if DIR
+# has no tokenizer.json), PYTHON. The defaults are for a GPU.
 #
-# What is there already is not measured again, so the same command goes on after an interruption. A part that fails does
-# not keep the others from running; they are named at the end, and the exit code is 1.
+# DIR may be a run: its newest checkpoint is measured. What is there already is not measured again, so the same command
+# goes on after an interruption. A part that fails does not keep the others from running; they are named at the end, and
+# the exit code is 1.
 set -u
 die() {
     echo "error: $1" >&2
@@ -26,9 +28,11 @@ die() {
 }
 [ $# -eq 2 ] || die "usage: DATA=GLOB scripts/eval/all.sh DIR OUT"
 [ -n "${DATA:-}" ] || die "DATA is not set: held-out shards, as in DATA='data/web_val_*.bin'"
-[ -f "$1/config.json" ] || die "$1: no checkpoint"
 eval=$(cd "$(dirname "$0")" && pwd)
-PYTHON=${PYTHON:-python3} LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}
+PYTHON=${PYTHON:-python3}
+init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; print(fox.checkpoint(sys.argv[1]))' "$1") || exit 1
+[ -f "$init/config.json" ] || die "$1: no checkpoint"
+LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}
 GAPS=${GAPS:-256,1024,4096,16384,65536} UPDATES=${UPDATES:-3,12,50,200}
 facts=$(PYTHONPATH=$eval "$PYTHON" -c '
 import sys, fox
@@ -37,12 +41,14 @@ has = lambda name: fox.recorded_option(folder, name)
 config = fox.read_json(f"{folder}/config.json")
 text = config.get("vocab_size") == fox.BYTE_VOCAB or (fox.Path(folder) / "tokenizer.json").exists() or sys.argv[2]
 print(has("seq-len") or 512, int(bool(has("json-escape"))), int("fgate_type" in config), int(bool(text)))
-print(fox.default_trainer())' "$1" "${VOCAB:-}") || die "$1: cannot be read"
+print(fox.default_trainer())' "$init" "${VOCAB:-}") || die "$init: cannot be read"
 { read -r T escape attention text && read -r trainer; } <<<"$facts"
-TRAINER=${TRAINER:-$trainer} LENGTHS=${LENGTHS:-$((T / 4)),$T}
+TRAINER=${TRAINER:-$trainer}
+# RULER's tasks take some 500 tokens and more
+LENGTHS=${LENGTHS:-$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)}
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
 mkdir -p "$2" || die "$2: cannot be made"
-model=(--init "$1" ${VOCAB:+--vocab "$VOCAB"})
+model=(--init "$init" ${VOCAB:+--vocab "$VOCAB"})
 [ "$escape" = 0 ] || model+=(--json-escape)
 failed=
 
@@ -61,7 +67,7 @@ maps() {
     [ -f "$out/maps.safetensors" ] || "$TRAINER" --init "$init" --maps "$out/maps.safetensors" --val-data "$DATA" || return
     "$PYTHON" "$eval/maps.py" "$out/maps.safetensors" --json "$out/maps.json"
 }
-init=$1 out=$2
+out=$2
 
 loss loss
 loss long --seq-len "$LONG"

@@ -45,10 +45,18 @@ def default_trainer():
     return str(gpu if gpu.exists() and has_gpu() else ROOT / "train_fox")
 
 
+def checkpoint(folder):
+    """The folder of a model that --init names, as the trainer takes it: of a run its newest checkpoint."""
+    steps = [path.parent for path in Path(folder).glob("step_*/config.json") if path.parent.name[5:].isdigit()]
+    if not steps or (Path(folder) / "config.json").exists():
+        return folder
+    return str(max(steps, key=lambda path: int(path.name[5:])))
+
+
 def add_model_options(parser):
     """Adds the options that say which model answers, and by which program."""
     add = parser.add_argument_group("model").add_argument
-    add("--init", required=True, metavar="DIR", help="checkpoint")
+    add("--init", required=True, type=checkpoint, metavar="DIR", help="checkpoint, or a run, whose newest one it is")
     add("--trainer", metavar="FILE", default=default_trainer(),
         help="program that answers requests (default: train_foxcu if there is a GPU, else train_fox)")
     add("--vocab", metavar="FILE", help="GPT-2's vocab.bpe, if DIR has no tokenizer.json")

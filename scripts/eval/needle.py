@@ -241,6 +241,7 @@ def main():
     results = {cell: samples.results[cell] for cell in wanted}
     scores = table(results, options.lengths, options.depths)
     train_length = training_length(options)
+    print("mean scores, from 1: nothing of the answer, to 10: all of it")
     print("depth \\ length" + "".join(f"{length:8d}" for length in options.lengths))
     for depth, row in zip(options.depths, scores):
         print(f"{depth:13d}%" + "".join(f"{value:8.2f}" for value in row))

@@ -46,6 +46,8 @@ def sampler(o):
     for name in ("pairs", "keys", "rewrites"):
         if (getattr(o, name) is not None) != (name in needed):
             raise Error(f"{o.task} {'needs' if name in needed else 'has no'} --{name}")
+        if name in needed and getattr(o, name)[0] > getattr(o, name)[1]:
+            raise Error(f"--{name} {getattr(o, name)[0]}:{getattr(o, name)[1]}: the lower number stands first")
     values = [getattr(o, name) for name in needed]
     return lambda rng, n: getattr(recall, o.task)(rng, n, o.seq_len, *values, o.vocab)
 

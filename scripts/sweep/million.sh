@@ -28,9 +28,10 @@ model=${MODEL:-fox-pro-125m} length=${DOC_LEN:-1Mi} data=data/${NAME:-million} r
 sequence_ranks=${SEQUENCE_RANKS:-$ranks} vocab=dev/test/fixtures/gpt2/vocab.bpe
 encode="data/text_to_shards --tokenizer gpt2 --vocab $vocab --document folder --doc-len $length"
 
+[ -n "${TREES:-}" ] || [ -f "${data}_train_000000.bin" ] ||
+    die "TREES: folders of source trees to make documents of; see the top of this script"
 make data/text_to_shards train_foxcu USE_MPI=1 USE_NCCL=1
 if [ ! -f "${data}_train_000000.bin" ]; then
-    [ -n "${TREES:-}" ] || die "TREES: folders of source trees to make documents of; see the top of this script"
     if [ -n "${VAL_TREES:-}" ]; then # first: where it fails the next run makes both
         $encode --out "${data}_held" $VAL_TREES
         $encode --out "$data" $TREES

@@ -21,8 +21,7 @@ done
 # ids_to_shards: a stream, documents, and the shards of text_to_shards for the same ids
 ids records $scratch/stream 2:1,2,3 0:4 3:7 2: 2:5 4:
 check "a stream" write <$scratch/stream
-said "train: 3 documents, 8 tokens, 1 shards"
-said "val: 1 documents, 2 tokens, 1 shards"
+equals "train: 3 documents, 8 tokens, 1 shard;val: 1 document, 2 tokens, 1 shard" "$(paste -sd';' $scratch/stdout)"
 equals "9 1 2 3 4 9 9 5" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 equals "9 7" "$(od -An -tu2 -v -j1024 $scratch/ids/a_val_000000.bin | xargs)"
 cp $scratch/ids/a_train_000000.bin $scratch/before

@@ -161,7 +161,7 @@ def errors():
         ('{"id":4,"type":"score","context":1,"continuation":"x"}', '"context": neither text nor'),
         ('{"id":5,"type":"rolling","text":[1,300]}', '"text": token 300, of a vocabulary of 257'),
         ('{"id":6,"type":"rolling","text":["a"]}', "a list of token ids has another value"),
-        ('{"id":7,"type":"generate","prompt":"x","max_tokens":0}', '"max_tokens": not a whole number from 1'),
+        ('{"id":7,"type":"generate","prompt":"x","max_tokens":0}', '"max_tokens": not a whole number from 1 to 16777216'),
         ('{"id":8,"type":"generate","prompt":"x","max_tokens":1.5}', '"max_tokens": not a whole number'),
         ('{"id":9,"type":"generate","prompt":"x","temperature":-1}', '"temperature": not a number from 0 to 100'),
         ('{"id":10,"type":"generate","prompt":"x","until":[1]}', '"until": neither a text nor a list'),

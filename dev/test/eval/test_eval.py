@@ -8,6 +8,7 @@ Tests of scripts/eval, with a model that copies in place of a trainer (fake_requ
 test_scripts.sh runs the same with whatever is installed. Tests that need a package that is not there are
 skipped. The last lines say which packages, and how many tests passed.
 """
+import argparse
 import json
 import math
 import os
@@ -71,6 +72,20 @@ class TestTrainer(Case):
             list(fox.Trainer(self.tmp, "nowhere/train_fox").answers(asked))
         with self.assertRaisesRegex(fox.Error, "not an answer: --init hello"):
             list(fox.Trainer("hello", "/bin/echo").answers(asked))
+
+    def test_run_folder(self):
+        """As the trainer's --init: the newest checkpoint of a run, or the folder itself."""
+        run = self.tmp / "run"
+        for name in ("step_00000002", "step_00000010", "step_00000100.tmp"):
+            (run / name).mkdir(parents=True)
+            (run / name / "config.json").write_text("{}")
+        (run / "step_00000300").mkdir()
+        parser = argparse.ArgumentParser()
+        fox.add_model_options(parser)
+        for folder, init in ((run, run / "step_00000010"), (run / "step_00000002",) * 2, (self.tmp / "none",) * 2):
+            self.assertEqual(parser.parse_args(["--init", str(folder)]).init, str(init))
+        (run / "config.json").write_text("{}")
+        self.assertEqual(fox.checkpoint(str(run)), str(run))
 
     def test_tokenizer(self):
         self.assertEqual(fox.Tokenizer(self.model()).encode("aé\n"), [97, 0xc3, 0xa9, 10])
@@ -212,6 +227,7 @@ class TestNeedle(Case):
             missed = scores.pop((1200, 0, 0))
             self.assertLess(missed, 10)
             self.assertEqual(set(scores.values()), {10})
+            self.assertIn("mean scores, from 1: nothing of the answer, to 10: all of it\n", done.stdout)
             self.assertIn("0%   10.00", done.stdout)
             self.assertIn("\nscore up to 900 tokens: 10.000 +- 0.000\n", done.stdout)
             self.assertIn(f"\nscore beyond: {(missed + 20) / 3:.3f} +- ", done.stdout)

@@ -153,6 +153,8 @@ done
 # refused
 dies "--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run" \
     "${TRAIN_FOX:-./train_fox}" --model fox-pro-nano --gpu H100
+dies "--ranks 2: plans for so many: give it with --dry-run; mpirun, torchrun or srun starts ranks" \
+    "${TRAIN_FOX:-./train_fox}" --model fox-pro-nano --ranks 2
 dies "--mfu: of which GPU?" plan --model fox-pro-125m --mfu 40
 dies "--gpu-memory 0: not a number from 1" plan --model fox-pro-125m --gpu-memory 0
 dies "head sizes 64 and 128, not 32" plan --model fox-pro-nano --set num_heads=4 --gpu H100

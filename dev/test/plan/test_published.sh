@@ -47,6 +47,8 @@ recipes() {
 --model fox-pro-125m --recipe submission --lr-schedule constant|2600000000|0.003|submission, changed: lr-schedule "constant" ("cosine"), lr-end 0 (0.1)
 --model fox-pro-125m --recipe analysis --shuffle --json-escape|2684354560|0.002|analysis, changed: shuffle true (false)
 --model fox-pro-nano|2097152|0.002|the preset's
+--model fox-pro-nano --set document_reset=true --set pruning_rule=acp|2097152|0.002|the preset's, changed: pruning_rule "acp" ("ours"), document_reset true (false)
+--model deltanet-125m --set document_reset=true|2684354560|0.002|analysis, changed: document_reset true (false)
 END
     check "heads of 128" run --model fox-pro-760m --recipe submission --dry-run
     said '"num_heads": 12'

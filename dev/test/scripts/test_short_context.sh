@@ -14,7 +14,7 @@ trainer=$(realpath "${TRAIN_FOX:-./train_fox}")
 program() { printf '#!/bin/sh\n%s\n' "$2" >"$scratch/$1" && chmod +x "$scratch/$1"; }
 program bin/make 'echo "$*" >>make.log'
 program bin/python3 'echo "$*" >>python.log
-touch data/short_train_000000.bin
+touch data/short_train_000000.bin ${HELD_OUT-data/short_val_000000.bin}
 echo "3.9 characters a token; for the trainer: --set vocab_size=32000 --set bos_token_id=2 --set eos_token_id=2"'
 program train_foxcu 'echo "$*" >>trainer.log'
 ln -s "$trainer" "$scratch/train_fox"
@@ -58,6 +58,15 @@ equals 1 "$(grep -c -e "--set rope_base=10000" "$scratch/trainer.log")"
 rm "$scratch/data/"short*
 check "fewer tokens" short TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh --max-tokens 1e9
 equals 1 "$(grep -c -e "--tokens 1010000000 " "$scratch/python.log")"
+
+rm "$scratch/data/"short* "$scratch/trainer.log"
+for again in "" again; do
+    dies "TEXT='text': none of its documents was held out, of one in 200: give more TEXT, or more --max-tokens" \
+        short HELD_OUT= TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh
+    check "no training" test ! -e "$scratch/trainer.log"
+done
+check "more" short TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh
+check "a training" test -s "$scratch/trainer.log"
 
 dies "T=1024: 2048 or 4096" short T=1024 scripts/short_context.sh
 dies "TOKENIZER='': no such file: the tokenizer.json" short TEXT=text scripts/short_context.sh

@@ -15,7 +15,10 @@ out=$* out=${out#*--out } out=${out%% *}
 mkdir "$out/training" || exit 4 # one process a folder
 trap 'rmdir "$out/training"' EXIT
 case $* in
-*"--seed 8 "*) exit 3 ;;
+*"--seed 8 "*)
+    echo "error: no luck" >&2
+    exit 3
+    ;;
 *"--seed 9 "*)
     [ ! -p "$READY" ] || { # trains until it is interrupted
         mkfifo "$READY.$$"
@@ -99,7 +102,7 @@ calls 39
 rm $CALLS
 # a run that fails
 SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
-said "FAILED with exit code 3: $scratch/failing/a_lr-preset_seed-8/output.txt"
+said "FAILED with exit code 3: $scratch/failing/a_lr-preset_seed-8/output.txt: error: no luck"
 equals "" "$(grep -e --lr $scratch/failing/b_lr-preset_seed-1/done)"
 SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
 equals 6 "$(wc -l <$CALLS)" # those two that failed, again

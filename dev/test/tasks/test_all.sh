@@ -46,12 +46,14 @@ check "nothing is measured twice" all /bin/false "$init" "$out"
 cat "$out"/*.json >"$scratch/after"
 same "$scratch/before" "$scratch/after"
 
-rm "$out/copy.json" "$out/loss.json"
+rm "$out/loss.json"
+mv "$out/copy.json" "$scratch"
 if all /bin/false "$init" "$out" >"$scratch/stdout" 2>"$scratch/stderr"; then fail "a part that fails"; fi
 equals "error: failed: loss copy" "$(tail -n 1 "$scratch/stderr")"
 equals "error: /bin/false ended with exit code 1 before its first answer" "$(sed -n '/left out/d; $d; p' "$scratch/stderr")"
-check "the rest" all "$trainer" "$init" "$out"
-check "a recurrent model, and no text" env -u TEXT TRAINER="$trainer" scripts/eval/all.sh "$scratch/hgrn2/step_00000000" \
+check "the rest, of the newest checkpoint of the run" all "$trainer" "$scratch/fox-pro" "$out"
+same "$scratch/copy.json" "$out/copy.json"
+check "a recurrent model, and no text; RULER at lengths that its tasks fit into" env -u TEXT -u LENGTHS TRAINER="$trainer" scripts/eval/all.sh "$scratch/hgrn2/step_00000000" \
     "$scratch/hgrn2/out"
 equals "conflict.json copy.json corrupted.json keys.json long.json loss.json ruler.json" \
     "$(ls "$scratch/hgrn2/out" | tr '\n' ' ' | sed 's/ $//')"

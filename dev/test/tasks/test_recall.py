@@ -98,6 +98,9 @@ class TestRecall(Case):
         said = self.run_script("recall_shards.py", *arguments, "--seed", 7, "--out", self.tmp / "s")
         self.assertIn("--set vocab_size=8192 --set bos_token_id=0 --set eos_token_id=0", said)
         files = [numpy.fromfile(self.tmp / f"s_{split}_000000.bin", "<u4") for split in ("train", "val")]
+        for split, file in zip(("train", "val"), files):
+            documents = (len(file) - 256) // arguments[2]
+            self.assertIn(f"{split}: {documents} documents, {len(file) - 256} tokens, 1 shard\n", said)
         return [(file[:256].tolist(), file[256:]) for file in files]
 
     def test_shards(self):
@@ -121,6 +124,7 @@ class TestRecall(Case):
         self.dies("mqar needs --pairs", "recall_shards.py", "mqar", *common)
         self.dies("mqar has no --keys", "recall_shards.py", "mqar", "--pairs", 4, "--keys", 4, *common)
         self.dies("64 to 64 pairs", "recall_shards.py", "mqar", "--pairs", 64, *common)
+        self.dies("--pairs 8:2: the lower number stands first", "recall_shards.py", "mqar", "--pairs", "8:2", *common)
         self.assertFalse(list(self.tmp.glob("r*")))
 
     def test_refuses(self):

@@ -307,7 +307,8 @@ static inline bool request_number(const Json* j, const char* name, double least,
     if (node < 0 || json_is_null(j, node)) return true;
     if (!json_double(j, node, value) || !(*value >= least && *value <= most) ||
         (whole && floor(*value) != *value))
-        return fail(err, "\"%s\": not a%s number from %g to %g", name, whole ? " whole" : "", least, most);
+        return fail(err, "\"%s\": not a%s number from %.15g to %.15g", name, whole ? " whole" : "", least,
+                    most);
     return true;
 }
 

@@ -193,6 +193,7 @@ static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {
             snprintf(preset, sizeof preset, " [%.15g]", row->preset);
         snprintf(text, sizeof text, "%s%s", row->help, preset);
         int column = fprintf(f, "  --%s %s", row->name, row->value_name);
+        if (column > indent) column = fprintf(f, "\n") - 1;
         for (const char* word = text; *word; word += strspn(word, " ")) {
             int n = (int)strcspn(word, " ");
             if (column < indent)

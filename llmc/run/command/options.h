@@ -74,7 +74,8 @@ ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share " \
     "of it]") \
 ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
-    "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens") \
+    "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens " \
+    "[cosine]") \
 ROW(REAL, lr_end, "lr-end", "F", OPTION_UNSET, 0, 1, \
     "learning rate at the end, as a share of the peak; not of constant [the recipe's]") \
 ROW(COUNT, cooldown_tokens, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
