@@ -12,8 +12,7 @@ of log-probabilities of tok(context + continuation) beyond tok(context), where w
 context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
 --seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
 generation does not set is as on the command line. With document_reset each document of a request is a sequence of its
-own, and a generation continues the last one. A line that is no request is answered by an "error". For
-users, with every member: dev/INFERENCE.md.
+own, and a generation continues the last one. A line that is no request is answered by an "error". For users: dev/INFERENCE.md.
 
 Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
 are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
