@@ -28,7 +28,7 @@
 #
 #   SOURCE=DIR or URL   a larger copy (data/README.md)
 #   REPEAT=yes          read what the copy has repeatedly
-#   COLUMNS=65536       whole documents, of which the copy has 40 Gi tokens, as four sequences each, shuffled: not as
+#   DOC_COLUMNS=65536   whole documents, of which the copy has 40 Gi tokens, as four sequences each, shuffled: not as
 #                       published. 45 Gi read them 1.125 times, with REPEAT=yes
 #
 # RANKS=N trains on N GPUs of this host. The run can be interrupted at any time. The same command resumes it from its
@@ -41,7 +41,7 @@
 set -eu
 model=${MODEL:-fox-pro-125m}
 ranks=${RANKS:-1}
-columns=${COLUMNS:-16384}
+columns=${DOC_COLUMNS:-16384}
 data=data/longcrawl64
 out=out/$model${RECIPE:+-$RECIPE}
 vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
@@ -59,9 +59,9 @@ case $model in *-760m) micro_batch=1 ;; *) micro_batch=2 ;; esac
 case $columns in
 16384) train_data=$data shuffle= ;;
 32768 | 49152 | 65536) train_data=${data}_$columns shuffle=--shuffle ;;
-*) die "COLUMNS=$columns: tokens of each document, 16384 as published, or 32768, 49152 or 65536" ;;
+*) die "DOC_COLUMNS=$columns: tokens of each document, 16384 as published, or 32768, 49152 or 65536" ;;
 esac
-[ -z "$shuffle" ] || echo "COLUMNS=$columns: not as published, where tokens 0 to 16383 of each document are read alone, in order"
+[ -z "$shuffle" ] || echo "DOC_COLUMNS=$columns: not as published, where tokens 0 to 16383 of each document are read alone, in order"
 
 # plan TRAINER OPTIONS...: what the trainer would do
 plan() {
@@ -81,7 +81,7 @@ if [ -z "${PREPARED:-}" ]; then
     tokens=$(plan ./train_fox "$@" | awk '$1 == "training" { print $2 }')
     [ -n "$tokens" ] || exit 1 # after the trainer's message
     refused=$(shards train "$tokens" "$train_data" --columns "$columns" ${REPEAT:+--at-most} --dry-run 2>&1) ||
-        die "MODEL=$model${RECIPE:+ RECIPE=$RECIPE}: ${refused#error: } (here SOURCE, COLUMNS=65536, REPEAT=yes)"
+        die "MODEL=$model${RECIPE:+ RECIPE=$RECIPE}: ${refused#error: } (here SOURCE, DOC_COLUMNS=65536, REPEAT=yes)"
     if [ -z "${DATA_ONLY:-}" ]; then make train_foxcu ${launch:+USE_MPI=1 USE_NCCL=1}; fi
     shards train "$tokens" "$train_data" --columns "$columns" ${REPEAT:+--at-most}
     shards heldout 32Mi $data

@@ -88,8 +88,8 @@ static inline void watch_report(Watch* w, int r, const char* what) {
     if (w->speaker >= 0 && w->speaker != r) return;
     w->speaker = w->link->rank;
     if (link_wait(STDERR_FILENO, POLLOUT, seconds_now() + 2)) // not if nobody reads a full pipe
-        dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s; continue with --resume\n", r, peer->host,
-                (int)peer->pid, what);
+        dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s; a training goes on with --resume\n", r,
+                peer->host, (int)peer->pid, what);
     watch_leave(w);
 }
 

@@ -276,7 +276,8 @@ static void test_killed(void) {
         double begin = seconds_now();
         CHECK(group_wait(&g, 10, -1), "%d ranks: not all have ended %.0f s after rank %d was killed", size,
               seconds_now() - begin, victim);
-        check_failure(&g, name, "ended without a message: killed or crashed; continue with --resume",
+        check_failure(&g, name,
+                      "ended without a message: killed or crashed; a training goes on with --resume",
                       __LINE__);
         group_free(&g);
     }

@@ -87,20 +87,20 @@ if [ -x data/longcrawl64 ]; then
         MODEL=fox-pro-760m
     refused "MODEL=fox-pro-760m RECIPE=iclr: --tokens 48318382080: 2949120 documents of 16384 tokens, 4.5 times" \
         MODEL=fox-pro-760m RECIPE=iclr
-    refused "737280 documents of 65536 tokens, 1.125 times" MODEL=fox-pro-760m RECIPE=iclr COLUMNS=65536
-    dies "1.125 times" script MODEL=fox-pro-760m RECIPE=iclr COLUMNS=65536 scripts/longcrawl64.sh
+    refused "737280 documents of 65536 tokens, 1.125 times" MODEL=fox-pro-760m RECIPE=iclr DOC_COLUMNS=65536
+    dies "1.125 times" script MODEL=fox-pro-760m RECIPE=iclr DOC_COLUMNS=65536 scripts/longcrawl64.sh
     said "not as published, where tokens 0 to 16383 of each document are read alone, in order"
     clean
-    check "REPEAT" script MODEL=fox-pro-760m REPEAT=yes scripts/longcrawl64.sh
+    check "REPEAT; COLUMNS is a terminal's width" script COLUMNS=80 MODEL=fox-pro-760m REPEAT=yes scripts/longcrawl64.sh
     equals 1 "$(grep -c -e "--columns 16384 --at-most" "$scratch/data/longcrawl64.log")"
     clean
-    check "COLUMNS" script MODEL=fox-pro-760m COLUMNS=65536 scripts/longcrawl64.sh
+    check "DOC_COLUMNS" script MODEL=fox-pro-760m DOC_COLUMNS=65536 scripts/longcrawl64.sh
     called train_foxcu "--data data/longcrawl64_65536_train_\*.bin --val-data data/longcrawl64_val_\*.bin --shuffle "
     check "SOURCE" script MODEL=fox-pro-760m SOURCE=/copy scripts/longcrawl64.sh
 else
     skip "data/longcrawl64 is not built"
 fi
-dies "COLUMNS=100: tokens of each document, 16384 as published" script COLUMNS=100 scripts/longcrawl64.sh
+dies "DOC_COLUMNS=100: tokens of each document, 16384 as published" script DOC_COLUMNS=100 scripts/longcrawl64.sh
 clean
 check "DATA_ONLY" script DATA_ONLY=yes scripts/longcrawl64.sh
 check "no training" test ! -e "$scratch/train_foxcu.log"

@@ -535,9 +535,9 @@ branches() {
     ends_same_as "$branch" "$scratch/whole"
     check "it records its parent" grep -q "\"resume-from\": \"$trunk/step_00000012/\"" "$branch/step_00000020/trainer.json"
     equals "4 8 12 16" "$(checkpoints "$trunk")"
-    check "one that would have begun before" run $short "$scratch/late" $wsd --resume-from "$trunk/step_00000016"
+    check "one that would have begun before" run $short "$scratch/cooling" $wsd --resume-from "$trunk/step_00000016"
     said "at 1024 tokens, in a cool-down from 768 on: its learning rate falls at once; lower --cooldown-tokens to 256" stderr
-    equals "" "$(run $short "$scratch/later" $wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016" 2>&1 >/dev/null)"
+    equals "" "$(run $short "$scratch/cooled" $wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016" 2>&1 >/dev/null)"
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
         --resume-from "$trunk/step_00000012"
 }
