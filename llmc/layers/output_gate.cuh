@@ -98,12 +98,13 @@ __global__ static void __launch_bounds__(256)
     quantized.finish();
 }
 
-// Writes y and y8, and rstd with a norm. y may be o where o is not needed afterwards.
+// Writes y and y8, and rstd with a norm. y may be o where o is not needed afterwards; NULL: y8 alone is written.
 static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate* gate, const HeadShape* shape,
                                        cudaStream_t stream) {
     Range range("output norm and gate", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
+    a.gate.y8.alone |= !y;
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
     auto kernel = gate->y8.data ? output_gate_forward_kernel<FP8_E4M3> : output_gate_forward_kernel<FP8_NONE>;
     launch_after(kernel, grid, heads.threads, 0, stream, y, o, a);

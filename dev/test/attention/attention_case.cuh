@@ -128,7 +128,7 @@ static TensorError check_tensor(const char* name, const char* what, const vector
     int64_t n = 0;
     // With few tokens, or with gates that forget nothing, where dlogf is a slow random walk, one head has too
     // few independent numbers for a ratio of errors to be meaningful: then all heads are taken together.
-    bool together = s.T < 64 || s.NH >= 16;
+    bool together = s.T <= 64 || s.NH >= 16;
     for (int64_t head = 0; head < s.heads(); head++) {
         for (int64_t i = 0; i < (per_token ? s.T : s.T * s.dh); i++, n++) {
             int64_t at = per_token ? head * s.T + i
