@@ -94,7 +94,8 @@ static void check_model_shapes(void) {
 static void check_refusals(void) {
     Config c = preset("fox-pro-125m");
     fp8_check(&c, 16384);
-    CHECK_DIES("--fp8: a rank's tokens of a sequence must be a multiple of 16, not 1000", fp8_check(&c, 1000));
+    CHECK_DIES("--fp8: a rank's tokens of a sequence must be a multiple of 16, not 1000",
+               fp8_check(&c, 1000));
     c.intermediate_size = 1000;
     CHECK_DIES("--fp8: hidden_size and intermediate_size must be multiples of 16, not 768 and 1000",
                fp8_check(&c, 16384));
