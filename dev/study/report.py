@@ -260,6 +260,20 @@ class Report:
         return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without",
                       "blocks pruned", "by ACP's rule"), *rows)
 
+    def table_variants(self):
+        """Runs that differ from one of the pair's in one thing, beside that of the same seed."""
+        rows = []
+        measures, hours = (lambda r: r["val_loss"], loss_within, loss_beyond), lambda r: r["validations"][-1]["hours"]
+        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines)
+        for base, name in ((base, name) for name in names for base in PAIR if name.startswith(f"{base}-")):
+            runs = [[self.results.get(f"{n}_{s}") for n in (name, base)] for s in SEEDS]
+            runs, cells = [both for both in runs if all(both)], [NONE, "", "", ""]
+            if runs:
+                cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
+                cells.append(f"{statistics.fmean(hours(b) / hours(a) for a, b in runs):.2f}")
+            rows.append((f"{name} minus {base}", len(runs), *cells))
+        return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times"), *rows)
+
     def table_tasks(self):
         rows = [("task", "point", *PAIR)]
         points = {}

@@ -14,10 +14,7 @@ run that did not finish is redone. Exit code: 0 if nothing failed, also if runs 
     NAME...     these runs alone, in this order; * stands for any text
 
 The corpus decides which runs are chosen: those of `short` need that of short documents, all others the one of long
-documents. Runs of a task need no corpus: their data are drawn into WORK. They are small, so several run beside each other on
-one GPU:
-
-    dev/study/run.py --gpus 0,0,0,0,0,0 --minutes 9.5 --work /data/study.work --results OUT '*mqar*'
+documents. Runs of a task need no corpus: their data are drawn into WORK.
 """
 import argparse
 import fnmatch

@@ -74,6 +74,9 @@ for seed, d in zip(range(11, 16), (-0.10, -0.12, -0.08, -0.11, -0.09)):
     write(result(f"fox-pro_{seed}", seed, 2 + d, 2.5 + (0.3 if seed % 2 else -0.3), 1))
     write(result(f"transformer-pro_{seed}", seed, 2, 2.5, 2))
 write(result("fox-pro_11_repeat", 11, 1.9004, 2.8, 1))
+for seed, within in zip((11, 12, 13), (1.902, 1.884, 1.926)):  # 0.002, 0.004 and 0.006 above fox-pro's
+    write(result(f"fox-pro-fp8_{seed}", seed, within, 2.8, 0.8))
+write(result("transformer-pro-4heads_11", 11, 1.75, 2.5, 4))
 for k, (lr, loss) in enumerate([(1e-3, 3), (2e-3, 2), (5e-3, 2.5)]):
     write(result(f"lr_fox-pro_{['1e-3', '2e-3', '5e-3'][k]}", 1, loss, 3, 1, lr))
 assert run().returncode == 0
@@ -87,6 +90,10 @@ want = sum(math.log((1 - (1 / 8) * -d) / 2) for d in (-0.10, -0.12, -0.08, -0.11
 assert abs(float(primary[2][2]) - want) < 6e-4 and primary[2][6] == "fox-pro", (primary, want)
 assert "2e-3" == rows(page, "rates")[2][2] and rows(page, "rates")[3][2] == "no run yet", rows(page, "rates")
 assert rows(page, "noise")[2][1:4] == ["0.0004", "0.0004", "0.0000"], rows(page, "noise")
+variants = {row[0]: row[1:] for row in rows(page, "variants")[2:]}
+assert variants["fox-pro-fp8 minus fox-pro"] == ["3", "+0.0040 ± 0.0012", "+0.0040 ± 0.0012", "+0.2000 ± 0.2000", "1.25"], variants
+assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.2500", "-0.2500", "+0.0000", "0.50"], variants
+assert variants["fox-pro-long minus fox-pro"] == ["0", "no run yet", "", "", ""], variants
 first = rows(page, "documents")[2]
 assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first[2].endswith("0 of 256"), first
 run_row = next(row for row in rows(page, "runs") if row[0] == "fox-pro_11")
