@@ -9,6 +9,7 @@ a small tensor may be accurate by chance.
 
     accuracy.py --family fox-pro                    random weights, 4096 random tokens, the width of 125m
     accuracy.py --family fox-pro --num-heads 6      with a head size of 128
+    accuracy.py --family fox-pro --fp8              the errors of gradients with --fp8 beside them, without a limit
     accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64      a fixture, with the stored float64 results
     accuracy.py --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1
                                                     the CPU trainer, without a GPU
@@ -37,21 +38,21 @@ LIMIT = 2  # maximum ratio of the trainer's error to autocast's
 naive_attention, naive_rope = fox.attention, fox.rope
 
 
-def one_head(q, k, v, cum_logf):
+def one_head(q, k, v, cum_logf, window):
     """Attention with the precision of a fused kernel: under autocast bf16 inputs and outputs, fp32 inside."""
     device, mixed = q.device.type, torch.is_autocast_enabled(q.device.type)
     with torch.autocast(device, enabled=False):
         if mixed:
             q, k, v = (x.bfloat16().float() for x in (q, k, v))
-        o = naive_attention(q, k, v, cum_logf)
+        o = naive_attention(q, k, v, cum_logf, window)
     return o.bfloat16() if mixed else o
 
 
-def attention(q, k, v, cum_logf):
+def attention(q, k, v, cum_logf, window=None):
     """One head at a time, recomputed in the backward pass: the matrices of all heads exceed GPU memory."""
     gates = repeat(None) if cum_logf is None else cum_logf.split(1, dim=1)
     heads = zip(*(x.split(1, dim=1) for x in (q, k, v)), gates)
-    return torch.cat([checkpoint(one_head, *head, use_reentrant=False) for head in heads], dim=1)
+    return torch.cat([checkpoint(one_head, *head, window, use_reentrant=False) for head in heads], dim=1)
 
 
 def rope(x, base):
@@ -102,6 +103,19 @@ def run_program(program, folder, stream):
     return {name if name in ("loss", "logits") else "grad." + name: x for name, x in load_file(dump).items()}
 
 
+def run_fp8(program, folder, stream):
+    """Gradients with --fp8, of the shards of run_program. A first step is in bf16 and measures the scales, so there are
+    two epochs of one step, at a learning rate that changes no weight; with beta1 0 AdamW's first moment is the last
+    step's gradient."""
+    (B, T), out = (stream.shape[0], stream.shape[1] - 1), folder / "fp8"
+    subprocess.run([program, "--init", folder, "--data", folder / "tokens_*.bin", "--fp8", "--out", out, "--seq-len", str(T),
+                    "--batch-tokens", str(B * T), "--micro-batch", str(B), "--max-tokens", str(2 * B * T), "--lr", "0",
+                    "--warmup-tokens", "0", "--beta1", "0", "--grad-clip", "0", "--val-every", "0", "--save-every", "0"],
+                   check=True, stdout=subprocess.DEVNULL)
+    moments = load_file(out / "step_00000002" / "optimizer.safetensors")
+    return {"grad." + name.removeprefix("exp_avg."): x for name, x in moments.items() if name.startswith("exp_avg.")}
+
+
 # ----------------------------------------------------------------------------
 # weights and tokens
 
@@ -132,13 +146,15 @@ def draw_fixture(args, folder, nudged):
 
 
 def compare(args, folder, draw, squares):
-    """Adds one draw to squares[name]: sums of squares of our error, autocast's error, exact values."""
+    """Adds one draw to squares[name]: sums of squares of our error, autocast's error, exact values, and the error with
+    --fp8, 0 without it."""
     with torch.device("cpu"):
         torch.manual_seed(args.seed + draw)
         stream, exact = (draw_fixture(args, folder, draw > 0) if args.fixture else
                          (draw_family(args, folder), None))
     torch.cuda.empty_cache()  # releases memory of the previous draw, which the trainer may need
     ours = run_program(args.program, folder, stream)
+    in_fp8 = run_fp8(args.program, folder, stream) if args.fp8 else {}
     batch = stream.to(args.device)
     batch = batch[:, :-1], batch[:, 1:]
     autocast = run_fox(folder, *batch, torch.float32, torch.autocast(args.device, torch.bfloat16))
@@ -146,19 +162,20 @@ def compare(args, folder, draw, squares):
     for name in autocast:
         if name == "logits" and name not in ours:  # too large for the dump
             continue
-        a, b, x = (torch.as_tensor(run[name]).to(args.device).double() for run in (ours, autocast, exact))
+        a, b, x, f = (torch.as_tensor(run[name]).to(args.device).double()
+                      for run in (ours, autocast, exact, in_fp8 if name in in_fp8 else exact))
         assert a.shape == x.shape, f"{name}: the dump has shape {tuple(a.shape)}, not {tuple(x.shape)}"
-        squares[name] += np.array([y.square().sum().item() for y in (a - x, b - x, x)])
+        squares[name] += np.array([y.square().sum().item() for y in (a - x, b - x, x, f - x)])
 
 
 def report(squares):
     """Prints the table; returns the number of tensors that failed."""
     ratios = {}
-    print(f"{'tensor':52} {'ours':>9} {'autocast':>9} {'ratio':>7}")
-    for name, (ours, autocast, exact) in squares.items():
+    print(f"{'tensor':52} {'ours':>9} {'autocast':>9} {'ratio':>7} {'--fp8':>9}")
+    for name, (ours, autocast, exact, in_fp8) in squares.items():
         ratios[name] = (ours / autocast) ** 0.5
         print(f"{name:52} {(ours / exact) ** 0.5:9.1e} {(autocast / exact) ** 0.5:9.1e} {ratios[name]:7.2g}"
-              + ("" if ratios[name] <= LIMIT else "  FAILED"))
+              + (f" {(in_fp8 / exact) ** 0.5:9.1e}" if in_fp8 else "") + ("" if ratios[name] <= LIMIT else "  FAILED"))
     worst = max(ratios, key=lambda name: np.nan_to_num(ratios[name], nan=np.inf))
     failed = sum(not ratio <= LIMIT for ratio in ratios.values())
     print(f"worst ratio {ratios[worst]:.2g}, of {worst}\n{len(ratios) - failed} passed, {failed} failed")
@@ -174,13 +191,14 @@ def main():
     p.add_argument("--num-heads", type=int, default=12)
     p.add_argument("--vocab-size", type=int, default=50257)
     p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model [random weights]")
+    p.add_argument("--fp8", action="store_true", help="report the errors of gradients with --fp8, too")
     p.add_argument("--draws", type=int, help="[3; 16 with --fixture, whose tensors are small]")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--program", default="./train_foxcu")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of PyTorch")
     args = p.parse_args()
     torch.set_default_device(args.device)  # for the masks and RoPE angles of fox.py
-    squares = defaultdict(lambda: np.zeros(3))
+    squares = defaultdict(lambda: np.zeros(4))
     for draw in range(args.draws or (16 if args.fixture else 3)):
         with tempfile.TemporaryDirectory() as folder:
             compare(args, Path(folder), draw, squares)
