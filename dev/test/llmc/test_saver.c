@@ -304,6 +304,7 @@ static const char* const others[] = {"step_00000005", ".tmp-step_00000020", ".tm
 static void displace(World* world) {
     bool ok = true;
     char path[PATH_LENGTH], moved[PATH_LENGTH + 8];
+    world_barrier(world); // what the others did before, they did in OUT
     if (world->rank == 0) {
         int fd;
         snprintf(moved, sizeof moved, "%s.moved", out);
