@@ -5,7 +5,7 @@
 #   model    124 M parameters without the input embedding, GPT-2's vocabulary
 #   data     52 M of 60 M tokens in documents of 16384; 3.6 M held-out tokens in documents of 32768
 #   compute  1.65 GFLOP per token, half of it pruned: 1 min 40 s on one H100 at 520,000 tokens/s
-#   memory   13 GiB with a micro-batch of two sequences; MICRO_BATCH=1 needs less
+#   memory   16 GiB with a micro-batch of two sequences; MICRO_BATCH=1 needs less
 #
 # Then measures the held-out loss by position in documents of 32768 tokens, twice the training context.
 # MODEL=transformer-pro-125m trains the baseline on the same batches.

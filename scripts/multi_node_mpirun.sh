@@ -18,7 +18,7 @@
 #   traffic  3.35 GB of gradients and 1.67 GB of weights out of and into each host, in each step: 0.1 s at 400
 #            Gbit/s, 0.4 s at 100 Gbit/s. Computed without any overlap: 85% of linear and 5.7 hours with one
 #            adapter of 400 Gbit/s a host, 98% with one a GPU
-#   memory   24 GiB a GPU on 16: 19 GiB of activations, 5.3 GiB of weights, gradients and a share of the
+#   memory   31 GiB a GPU on 16: 24 GiB of activations, 5.3 GiB of weights, gradients and a share of the
 #            optimizer's state
 #   disk     10 GB a checkpoint, the newest three are kept
 #

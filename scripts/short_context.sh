@@ -9,7 +9,7 @@
 #   compute  2.39 GFLOP per token at 2048, 3.60e19 FLOP in total, 2.70 and 4.05e19 at 4096: 28,672 steps of 524,288 tokens
 #   time     22.7 hours on one H100 at 2048 and 23.5 hours at 4096, where nothing is pruned, as planned from other models;
 #            encoding: some 1 MB/s a core, hours (data/README.md)
-#   memory   20 GiB with micro-batches of 16,384 tokens
+#   memory   24 GiB with micro-batches of 16,384 tokens
 #
 # TEXT are paths that scripts/make_shards.py reads. Without it this is a trial run on the CPU, of the C headers of this
 # machine (data/corpus.sh):

@@ -14,7 +14,7 @@
 #   time     of a row, on one H200: 20.1 hours with a forget gate where nothing is pruned, 14.9 where half of attention
 #            is; 17.8 without a gate. All rows 392 GPU-hours, or 310; rows are divided over the GPUs. As
 #            ./train_fox --dry-run --model fox-pro-360m --gpu H200 plans them, by rates measured with 760m
-#   memory   20 GiB a GPU with a micro-batch of one sequence
+#   memory   24 GiB a GPU with a micro-batch of one sequence
 #   disk     5 GB a row: KEEP=1 checkpoint; while a second one is written, twice that
 #
 # A row: name, the paper's perplexity (360M parameters, 7.5 B tokens, T = 16384; -: no number, but worse than

@@ -273,6 +273,7 @@ static void check_help(void) {
         CHECK(strstr(text, name), "help does not mention %s", name);
     }
     CHECK(strstr(text, "[0.95]"), "defaults");
+    CHECK(strstr(text, "save memory: none; outputs of"), "recompute");
     CHECK(strstr(text, "  --recipe iclr|analysis|submission\n                            train "), "recipes");
     for (int i = 0; i < NUM_RECIPE_ROWS; i++) {
         const RecipeRow* row = &recipe_rows[i];

@@ -134,6 +134,29 @@ for row in "2.8 fox-pro-125m --recipe submission" "20.2 fox-pro-360m" "76.6 fox-
 done
 for script in multi_node_mpirun.sh slurm.sbatch; do recipe $script 4.9 fox-pro-760m --gpu H200 --ranks 16; done
 
+# and the same memory, in GiB
+memory() { # FILE TEXT OPTIONS...
+    check "$1" plan --model "${@:3}" --gpu H100
+    equals "${2%% *}" "$(first memory | awk '{ printf "%.0f", $1 / 1024 }')"
+    check "$1 says $2 GiB" grep -q "  $2 GiB" "scripts/$1"
+}
+memory longcrawl64.sh 16 fox-pro-125m --micro-batch 2
+memory longcrawl64.sh 41 fox-pro-360m --micro-batch 2
+memory longcrawl64.sh "39 and 32" fox-pro-760m
+memory longcrawl64.sh "39 and 32" fox-pro-760m --recipe submission
+check "eight" plan --model fox-pro-760m --ranks 8 --gpu H100
+equals 32 "$(first memory | awk '{ printf "%.0f", $1 / 1024 }')"
+memory gpu_quickstart.sh 16 fox-pro-125m --micro-batch 2 --batch-tokens 128Ki
+for script in multi_node_mpirun.sh slurm.sbatch; do memory $script 31 fox-pro-760m --ranks 16; done
+memory short_context.sh 24 fox-pro-360m --set vocab_size=32000 --seq-len 2048
+memory sweep/ablations.sh 24 fox-pro-360m
+
+# The page's example is what it prints
+check "the page's example" plan --model fox-pro-125m --micro-batch 2 --gpu H100
+sed -n '/^weights, gradients/,$p' $scratch/stdout >$scratch/printed
+sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/TRAINING.md | sed '1,2d; $d' >$scratch/page
+same $scratch/page $scratch/printed
+
 # names of GPUs
 while IFS='|' read -r given name; do
     check "$given" plan --model fox-pro-125m --gpu "$given"

@@ -141,8 +141,8 @@ ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
     "scripts/eval/maps.py, and exit") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
-    "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
-    "[the first that fits]") \
+    "activations that the backward pass recomputes to save memory: none; outputs of norms, gates and " \
+    "SwiGLU; q, k and v too; the whole block [the first that fits]") \
 ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
