@@ -164,8 +164,8 @@ int main(int argc, char** argv) {
         const int64_t documents = o.doc_len ? tokens / o.doc_len : job.documents[split];
         if (documents)
             printf("%s: %lld document%s, %lld tokens, %lld shard%s\n", shard_splits[split],
-                   (long long)documents, documents == 1 ? "" : "s", (long long)tokens, (long long)shards,
-                   shards == 1 ? "" : "s");
+                   (long long)documents, plural(documents, "s"), (long long)tokens, (long long)shards,
+                   plural(shards, "s"));
     }
     if (o.pack) pack_print(job.packers);
     if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);

@@ -541,7 +541,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
         int64_t documents = D ? c->tokens / D : c->documents, shards = job->writers[split].index;
         if (split == SHARD_VAL && documents == 0) continue;
         printf("; %s: %lld document%s, %lld tokens, %lld shard%s", shard_splits[split], (long long)documents,
-               documents == 1 ? "" : "s", (long long)c->tokens, (long long)shards, shards == 1 ? "" : "s");
+               plural(documents, "s"), (long long)c->tokens, (long long)shards, plural(shards, "s"));
     }
     if (dropped && !job->options->pack)
         printf("; dropped %lld tokens (%.1f%%) at the ends of %ss", (long long)dropped,

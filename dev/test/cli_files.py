@@ -428,7 +428,7 @@ def interrupt(command):
     limit = threading.Timer(120, program.kill)  # then the pipes end
     limit.start()
     try:
-        assert any(b" steps of " in line for line in program.stdout), "the opening lines are not in the pipe"
+        assert any(b", micro-batches of " in line for line in program.stdout), "the opening lines are not in the pipe"
         while cpu_seconds(program.pid) < 1:  # all before the step takes milliseconds
             os.sched_yield()
         program.send_signal(signal.SIGINT)

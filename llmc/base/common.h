@@ -106,6 +106,9 @@ static inline void warn(const char* format, ...) {
     va_end(args);
 }
 
+// The ending of a noun of which a message counts n: `many`, "s" or "es", but of one.
+static inline const char* plural(int64_t n, const char* many) { return n == 1 ? "" : many; }
+
 // ----------------------------------------------------------------------------
 // memory; every allocation dies on failure
 

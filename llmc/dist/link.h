@@ -238,7 +238,7 @@ static inline bool link_fail_missing(const Link* link, double seconds, Error* er
     return fail(err,
                 "rank%s %s%s of %d did not connect to port %d of %s within %.0f s; start all ranks, open the "
                 "port between the hosts, or raise --timeout",
-                missing > 1 ? "s" : "", list, missing > 16 ? ", ..." : "", link->size, link->address.port,
+                plural(missing, "s"), list, missing > 16 ? ", ..." : "", link->size, link->address.port,
                 link->host, seconds);
 }
 

@@ -140,8 +140,8 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
 
 static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
     printf("%s: %lld parameters\n", run->options.init, (long long)run->table.parameters);
-    printf("%lld of %lld sequences of %lld tokens, %s, in batches of %lld", (long long)e->sequences,
-           (long long)e->present, (long long)run->options.seq_len,
+    printf("%lld of %lld sequence%s of %lld tokens, %s, in batches of %lld", (long long)e->sequences,
+           (long long)e->present, plural(e->present, "s"), (long long)run->options.seq_len,
            e->data.doc_len > 0 ? "each the beginning of a document" : "windows in order",
            (long long)run->micro_batch);
     if (run->world->size > 1) printf(" on %d ranks", run->world->size);

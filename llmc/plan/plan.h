@@ -141,8 +141,8 @@ static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool f
             continue;
         }
         while (B < run->batch_sequences && plan_pass_bytes(p, B + 1, (Recompute)level) <= p->room) B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
-               option_recompute_names[level], (long long)B);
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequence%s\n",
+               option_recompute_names[level], (long long)B, plural(B, "s"));
     }
 }
 
@@ -180,8 +180,9 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         tokens[kind] = rate.tokens[kind] * gpus_used;
         hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
     }
-    printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[RATE_UNPRUNED],
-           ranks, ranks > 1 ? "GPUs" : "GPU", hours[RATE_UNPRUNED] * ranks, tokens[RATE_UNPRUNED]);
+    printf("time               %15.4g hours on %d GPU%s, %.4g GPU-hours: %.0f tokens/s\n",
+           hours[RATE_UNPRUNED], ranks, plural(ranks, "s"), hours[RATE_UNPRUNED] * ranks,
+           tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
     if (plan_fp8(run) && rate.measured) printf("  without --fp8\n");
     if (ranks > 1)
@@ -287,16 +288,16 @@ static inline void plan_print_cpu(const Run* run, int64_t activations, int64_t c
     run_print_plan(run, rows, cache > 0 ? 6 : 5);
     const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
     const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
-    printf("time               %15.4g %s on %d threads at %g GFLOP/s each\n",
+    const int all_threads = threads * run_ranks(run);
+    printf("time               %15.4g %s on %d thread%s at %g GFLOP/s each\n",
            hours > 48  ? hours / 24
            : hours > 1 ? hours
                        : hours * 60,
            hours > 48  ? "days"
            : hours > 1 ? "hours"
                        : "minutes",
-           threads * run_ranks(run), PLAN_CPU_FLOPS * 1e-9);
+           all_threads, plural(all_threads, "s"), PLAN_CPU_FLOPS * 1e-9);
     if (run->table.non_embedding >= PLAN_CPU_PARAMETERS)
         printf("This model is for a GPU: train it with ./train_foxcu (make train_foxcu). --dry-run --gpu "
-               "H100, or "
-               "another\nname, plans its memory and hours there.\n");
+               "H100, or another\nname, plans its memory and hours there.\n");
 }

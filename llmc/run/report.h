@@ -66,8 +66,9 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
 // Prints how much data there is, and how often it is read.
 static inline void run_print_data(const Options* o, const DataLoader* data) {
     const double epochs = recipe_epochs(o, data);
-    printf("data               %15lld tokens in %lld sequences",
-           (long long)(dataloader_sequences(data) * o->seq_len), (long long)dataloader_sequences(data));
+    const int64_t sequences = dataloader_sequences(data);
+    printf("data               %15lld tokens in %lld sequence%s", (long long)(sequences * o->seq_len),
+           (long long)sequences, plural(sequences, "s"));
     if (epochs > 1) printf(": the training reads them %.4g times", epochs);
     printf("\n");
 }
@@ -100,16 +101,18 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n\n", (long long)config_head_size(&run->config));
     printf("sequence           %15lld tokens\n", (long long)o->seq_len);
-    printf("step               %15lld tokens: %lld micro-batches of %lld sequences",
-           (long long)o->batch_tokens, (long long)run->micro_batches, (long long)run->micro_batch);
+    printf("step               %15lld tokens: %lld micro-batch%s of %lld sequence%s",
+           (long long)o->batch_tokens, (long long)run->micro_batches, plural(run->micro_batches, "es"),
+           (long long)run->micro_batch, plural(run->micro_batch, "s"));
     if (run->group.size > 1)
         printf(", %lld at most on each of %d group%s of %d ranks", (long long)run_rank_batches(run),
-               run_groups(run), run_groups(run) > 1 ? "s" : "", run->group.size);
+               run_groups(run), plural(run_groups(run), "s"), run->group.size);
     else if (run_ranks(run) > 1)
         printf(", %lld at most on each of %d ranks", (long long)run_rank_batches(run), run_ranks(run));
     printf("\n");
-    printf("training           %15lld tokens: %lld steps, peak learning rate %g, %lld tokens of warm-up\n",
-           (long long)o->max_tokens, (long long)run->num_steps, o->lr, (long long)o->warmup_tokens);
+    printf("training           %15lld tokens: %lld step%s, peak learning rate %g, %lld tokens of warm-up\n",
+           (long long)o->max_tokens, (long long)run->num_steps, plural(run->num_steps, "s"), o->lr,
+           (long long)o->warmup_tokens);
     if (o->lr_schedule == SCHEDULE_WSD)
         printf("schedule           %15s: linear to %g of the peak over the last %lld tokens\n", "wsd",
                o->lr_end, (long long)o->cooldown_tokens);
@@ -139,9 +142,10 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
     printf(
-        "%lld steps of %lld x %lld tokens, micro-batches of %lld; %lld training sequences, %lld held out\n",
-        (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
-        (long long)run->micro_batch, (long long)sequences, (long long)val_sequences);
+        "%lld step%s of %lld x %lld tokens, micro-batches of %lld; %lld training sequence%s, %lld held out\n",
+        (long long)run->num_steps, plural(run->num_steps, "s"), (long long)run->batch_sequences,
+        (long long)o->seq_len, (long long)run->micro_batch, (long long)sequences, plural(sequences, "s"),
+        (long long)val_sequences);
     char* recipe = recipe_text(o, &run->config, data);
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);
@@ -150,13 +154,14 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
                (long long)(sequences * o->seq_len), epochs);
     free(recipe);
     if (run->world->size > 1) {
+        const int64_t heads = run->config.num_heads / run->group.size, most = run_rank_batches(run);
         printf("%d ranks", run->world->size);
         if (run->group.size > 1)
-            printf(" in groups of %d, which share sequences: %lld tokens and %lld heads a rank; groups",
-                   run->group.size, (long long)sequence_tokens(&run->group, o->seq_len),
-                   (long long)run->config.num_heads / run->group.size);
-        printf(" with %lld to %lld micro-batches a step\n", (long long)(run->micro_batches / run_groups(run)),
-               (long long)run_rank_batches(run));
+            printf(" in groups of %d, which share sequences: %lld tokens and %lld head%s a rank; groups",
+                   run->group.size, (long long)sequence_tokens(&run->group, o->seq_len), (long long)heads,
+                   plural(heads, "s"));
+        printf(" with %lld to %lld micro-batch%s a step\n", (long long)(run->micro_batches / run_groups(run)),
+               (long long)most, plural(most, "es"));
     }
     if (run->state.step < run->last_step) run_check_warmup(o);
     run_check_cooldown(run);

@@ -377,17 +377,17 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
             (long long)o->batch_tokens, (long long)T);
     run->batch_sequences = o->batch_tokens / T;
     if (groups > run->batch_sequences)
-        die("%lld %s for the %lld sequences of a step (--batch-tokens / --seq-len): start fewer",
-            (long long)groups, ranks, (long long)run->batch_sequences);
+        die("%lld %s for the %lld sequence%s of a step (--batch-tokens / --seq-len): start fewer",
+            (long long)groups, ranks, (long long)run->batch_sequences, plural(run->batch_sequences, "s"));
     if (B == OPTION_UNSET) B = run_choose_micro_batch(run->batch_sequences, suggested_tokens / T, groups);
     if (run->batch_sequences % B != 0)
-        die("--micro-batch %lld: does not divide the %lld sequences of a step (--batch-tokens / --seq-len)",
-            (long long)B, (long long)run->batch_sequences);
+        die("--micro-batch %lld: does not divide the %lld sequence%s of a step (--batch-tokens / --seq-len)",
+            (long long)B, (long long)run->batch_sequences, plural(run->batch_sequences, "s"));
     run->micro_batch = B;
     run->micro_batches = run->batch_sequences / B;
     if (run->micro_batches < groups)
-        die("--micro-batch %lld: a step has %lld micro-batches, too few for %lld %s; lower it", (long long)B,
-            (long long)run->micro_batches, (long long)groups, ranks);
+        die("--micro-batch %lld: a step has %lld micro-batch%s, too few for %lld %s; lower it", (long long)B,
+            (long long)run->micro_batches, plural(run->micro_batches, "es"), (long long)groups, ranks);
     run_check_pass_size(run);
 }
 

@@ -91,12 +91,14 @@ static inline void bench_steps(double ms[2], LogStep* last, const Trainer* train
 // Prints the rate of n forward passes without gradients, as --eval runs them.
 static inline void bench_forward(const Trainer* trainer, Model* model, const Run* run) {
     const int64_t n = run->options.bench;
+    const bool later = trainer->steps_in_flight > 0; // a pass is only queued
     double start = 0;
     for (int64_t i = -2; i < n; i++) { // two to warm up
         trainer->load_batch(model, NULL);
+        if (i == 0 && !later) start = seconds_now();
         trainer->queue_losses(model);
         if (i > -2) trainer->finish_losses(model);
-        if (i == 0) start = seconds_now(); // this pass has just begun
+        if (i == 0 && later) start = seconds_now(); // this pass has just begun
     }
     trainer->finish_losses(model);
     const double seconds = (seconds_now() - start) / (double)n;
@@ -114,13 +116,14 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     hidden = documents_hidden(&last.votes.documents);
     getrusage(RUSAGE_SELF, &usage);
-    printf("%lld steps of %lld x %lld x %lld tokens on %d ", (long long)run->options.bench,
-           (long long)run->micro_batches, (long long)run->micro_batch, (long long)run->options.seq_len,
-           run->world->size);
+    const int ranks = run->world->size, threads = trainer->threads ? trainer->threads() : 0;
+    printf("%lld step%s of %lld x %lld x %lld tokens on %d ", (long long)run->options.bench,
+           plural(run->options.bench, "s"), (long long)run->micro_batches, (long long)run->micro_batch,
+           (long long)run->options.seq_len, ranks);
     if (trainer->threads)
-        printf("ranks of %d threads\n", trainer->threads());
+        printf("rank%s of %d thread%s\n", plural(ranks, "s"), threads, plural(threads, "s"));
     else
-        printf("GPUs");
+        printf("GPU%s", plural(ranks, "s"));
     if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
     if (!trainer->threads) printf("\n");
     if (trainer->bench_print) trainer->bench_print(model, run, &last);

@@ -21,7 +21,7 @@ equals 1 "$(grep -c 'DISPLAY ENVIRONMENT BEGIN' "$scratch/stderr")" # it was not
 threads() {
     check "--bench of ${*:2}" "${@:2}" ./train_fox --model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 \
         --seq-len 16 --batch-tokens 16 --bench 1
-    said "on 1 ranks of $1 threads"
+    said "on 1 rank of $1 thread"
 }
 core=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
 threads 1 taskset -c "$core"

@@ -27,6 +27,9 @@ close $((29900 + logits_more)) "$(first memory)" # 29.2 GiB measured
 check "24 GiB" plan --model fox-pro-760m --gpu 4090
 said "4090: 23.6 GiB; recompute block"
 said "--recompute none   largest micro-batch that fits: 0 sequences"
+check "one sequence of one" plan --model fox-pro-760m --gpu H200 --batch-tokens 16Ki
+said "largest micro-batch that fits: 1 sequence"
+if grep -q "fits: 1 sequences" $scratch/stdout; then fail "1 sequences"; else pass; fi
 check "16 GiB" plan --model fox-pro-760m --gpu-memory 16
 said "a GPU: 16.0 GiB; recompute block is not enough"
 said "not known without the GPU's speed: --gpu names it"
@@ -95,10 +98,10 @@ long="--model fox-pro-760m --gpu H200 --seq-len 1Mi --batch-tokens 1Mi --recompu
 activations() { line "activations, about" | awk '{ print $1 }'; }
 check "a million tokens" plan $long
 whole=$(activations)
-said "1 micro-batches of 1 sequences"
+said "1 micro-batch of 1 sequence"
 for ranks in 2 8; do
     check "over $ranks" plan $long --sequence-ranks $ranks
-    said "1 micro-batches of 1 sequences, 1 at most on each of 1 group of $ranks ranks"
+    said "1 micro-batch of 1 sequence, 1 at most on each of 1 group of $ranks ranks"
     check "its memory" awk -v w="$whole" -v a="$(activations)" -v n=$ranks \
         'BEGIN { print w, a; exit !(a * n > w && a * n < 1.3 * w) }'
 done
@@ -186,7 +189,11 @@ dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
 # The CPU's own plan says of a model for GPUs that it is one
 check "on the CPU" plan --model fox-pro-125m
 said "This model is for a GPU: train it with ./train_foxcu"
+OMP_NUM_THREADS=1 check "on one thread" plan --model fox-pro-nano --max-tokens 1024
+said " on 1 thread at "
+said "1024 tokens: 1 step, peak"
 OMP_NUM_THREADS=2 check "on the CPU" plan --model fox-pro-nano
+said " on 2 threads at "
 said "GFLOP/s each"
 close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 60 }')" "$(first time)"
 if grep -q "for a GPU" $scratch/stdout; then fail "nano is for a GPU"; else pass; fi

@@ -152,7 +152,7 @@ options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/bin/mpirun.log")
 set -f
 check "options of the trainer" "$trainer" $options --dry-run --gpu H200 --ranks 2
 set +f
-said "1 micro-batches of 1 sequences, 1 at most on each of 1 group of 2 ranks"
+said "1 micro-batch of 1 sequence, 1 at most on each of 1 group of 2 ranks"
 clean
 touch "$scratch/data/code_held_train_000000.bin"
 check "held-out trees" million NAME=code TREES=one/ VAL_TREES=three/ RANKS=4 SEQUENCE_RANKS=2

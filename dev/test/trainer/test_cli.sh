@@ -234,6 +234,7 @@ $tiny $batches --sequence-ranks 2 --data @/text.bin|--sequence-ranks 2: 1 rank c
 $tiny $batches --sequence-ranks 2 --dry-run|--sequence-ranks 2: GPUs share sequences, and this is the CPU trainer: take ./train_foxcu
 $tiny $batches --sequence-ranks 2 --data @/text.bin --dump x|--sequence-ranks 2: --maps and --dump share no sequences
 --model fox-pro-125m --sequence-ranks 5 --dry-run --gpu H200|--sequence-ranks 5: does not divide the 12 heads of the model
+--model fox-pro-nano --set num_heads=1 --sequence-ranks 2 --dry-run --gpu H200|--sequence-ranks 2: does not divide the 1 head of the model
 --model mamba2-125m --sequence-ranks 2 --dry-run --gpu H200|--sequence-ranks 2: this model has no attention
 $tiny $batches --resume --data @/text.bin|--resume: from where? give --out DIR
 $tiny --generate 3|--generate: with which model? give --init DIR
@@ -543,8 +544,8 @@ schedules() {
 odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
-    said "1 steps of 1 x 4 x 16 tokens"
-    said "forward, without gradients"
+    said "1 step of 1 x 4 x 16 tokens on 1 rank of 1 thread"
+    equals 1 "$(awk '/forward, without gradients/ { print ($4 > 0) }' "$scratch/stdout")" # ms, of a pass that is timed
 
     rm -rf "$out"
     check "--max-tokens less than a batch" run $tiny --out "$out" --set use_rope=true --set fgate_type=fixed \

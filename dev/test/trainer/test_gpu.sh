@@ -385,7 +385,7 @@ plans() {
     check "the planned micro-batch of $fits sequences fits" gpu --model fox-pro-125m --batch-tokens $((fits * 16384)) \
         --micro-batch "$fits" --recompute none --bench 1
     check "--bench" gpu $tiny $batches --bench 1
-    said "1 steps of 2 x 2 x 48 tokens on 1 GPUs"
+    said "1 step of 2 x 2 x 48 tokens on 1 GPU"
     said "matmul"
     said "tokens/s"
     check "--bench, head size 128" gpu $tiny --set num_heads=1 $batches --bench 1 --recompute block

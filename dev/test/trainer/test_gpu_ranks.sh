@@ -138,7 +138,7 @@ shared() {
     for model in fox-pro fox-llama transformer-pro transformer-llama transformer-swa; do
         check "$model on one" train 1 "$model.1" --model $model-nano
         check "$model, sequences on two" train 2 "$model.2" --model $model-nano --sequence-ranks 2
-        said "2 ranks in groups of 2, which share sequences: 128 tokens and 1 heads a rank; groups with 12 to 12 micro-batches"
+        said "2 ranks in groups of 2, which share sequences: 128 tokens and 1 head a rank; groups with 12 to 12 micro-batches"
         near 2e-3 "$model.1" "$model.2"
     done
     check "its share of attention" grep -q '"attention_share": *0\.[5-9]' "$scratch/fox-pro.2/log.jsonl"
