@@ -1047,10 +1047,9 @@ static Model* trainer_open(Run* run) {
     int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
     bool train = run_has_gradients(run);
     if (!run_infers(run) && plan.recompute < 0)
-        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or --seq-len%s",
-            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
-            train ? ", or give --recompute block; --dry-run shows what fits" : "");
+        die("%lld sequence%s of %lld tokens do not fit into the %.1f GiB that are free on %s: %s%s",
+            (long long)B, plural(B, "s"), (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
+            plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
     const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,

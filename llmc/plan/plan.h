@@ -11,6 +11,8 @@ estimates for --gpu, and else prints the CPU trainer's own memory.
 #include "memory.h"
 #include "rates.h"
 
+#define PLAN_GIVE(value, name) "give --recompute " name,
+
 // A CPU needs weeks for a larger model: its plan says so.
 enum { PLAN_CPU_PARAMETERS = 50000000 };
 #define PLAN_CPU_FLOPS 45e9 // a second and core: fox-pro-nano runs at 28 to 67 (dev/SPEED.md)
@@ -92,6 +94,16 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
+// What to do about a training that does not fit: another level than that of --recompute, if one would, or less work.
+static inline const char* plan_advice(const GpuPlan* p) {
+    static const char* const levels[] = {RECOMPUTE_CHOICES(PLAN_GIVE)};
+    const int64_t wanted = p->run->options.recompute;
+    const bool chosen = run_has_gradients(p->run) && wanted != OPTION_UNSET;
+    for (int64_t level = wanted + 1; chosen && level <= RECOMPUTE_BLOCK; level++)
+        if (plan_pass_bytes(p, p->run->micro_batch, (Recompute)level) <= p->room) return levels[level];
+    return "lower --micro-batch or --seq-len";
+}
+
 // Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
 static inline int plan_agree(World* world, int mine) {
     int agreed = mine;
@@ -126,8 +138,8 @@ static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool f
     const Run* run = p->run;
     const char* level_name = option_recompute_names[planned];
     if (p->gpu.memory > 0)
-        printf("%s: %.1f GiB; recompute %s%s\n", p->gpu.name, (double)p->gpu.memory / (1 << 30), level_name,
-               fits ? "" : " is not enough: lower --micro-batch or --seq-len");
+        printf("%s: %.1f GiB; recompute %s%s%s\n", p->gpu.name, (double)p->gpu.memory / (1 << 30), level_name,
+               fits ? "" : " is not enough: ", fits ? "" : plan_advice(p));
     else
         printf("no GPU or no driver was found here: what fits is not known; planned for recompute %s\n"
                "(--gpu NAME or --gpu-memory GIB plans for another machine's)\n",

@@ -33,6 +33,10 @@ if grep -q "fits: 1 sequences" $scratch/stdout; then fail "1 sequences"; else pa
 check "16 GiB" plan --model fox-pro-760m --gpu-memory 16
 said "a GPU: 16.0 GiB; recompute block is not enough"
 said "not known without the GPU's speed: --gpu names it"
+check "another level fits" plan --model fox-pro-760m --gpu-memory 36 --recompute none
+said "a GPU: 36.0 GiB; recompute none is not enough: give --recompute fused"
+check "the last level" plan --model fox-pro-760m --gpu-memory 16 --recompute none
+said "recompute none is not enough: lower --micro-batch or --seq-len"
 check "a level" plan --model fox-pro-125m --gpu A100 --gpu-memory 40 --recompute qkv
 said "A100: 40.0 GiB; recompute qkv"
 
