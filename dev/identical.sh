@@ -1,15 +1,16 @@
 #!/bin/sh
 # Do two builds of a trainer compute the same bits? For changes that must not change results.
 #
-#     dev/identical.sh SHARD A B                                 two CPU trainers
-#     dev/identical.sh --gpu [--qkv NAME_A NAME_B] SHARD A B     two GPU trainers, on the first GPU
+#     dev/identical.sh SHARD A B                              two CPU trainers
+#     dev/identical.sh --gpu [--levels LEVELS] SHARD A B      two GPU trainers, on the first GPU
 #
 # Trains the nano model of all families for 30 steps from one seed on SHARD (byte tokens, at least 60,000), and
 # compares weights and AdamW's moments byte for byte. On a GPU: --deterministic, with every level of recomputation, and
 # attention with heads of 64 and 128 channels. Then both continue prompts, and answer requests that are longer than a
-# window and than a page, share prefixes, and take more slots than there are; the answers are compared. --qkv: what each
-# trainer calls the level between none and block, where the names differ. Prints a line per case, `same` or `differ`;
-# exit code 1 if any differs.
+# window and than a page, share prefixes, and take more slots than there are; the answers are compared. --levels: those of
+# --recompute, "none fused qkv block", each as A:B where the trainers have other names for it: where A has no `fused`, what
+# it calls `none` is B's `fused`, "none:fused qkv block". Prints a line per case, `same` or `differ`; exit code 1 if any
+# differs.
 #
 # Recipe, with the state before the change in ../before (git worktree add ../before COMMIT):
 #
@@ -27,10 +28,10 @@ die() {
     exit 1
 }
 
-gpu=false qkv_a=qkv qkv_b=qkv
+gpu=false levels="none fused qkv block"
 if [ "${1-}" = --gpu ]; then gpu=true && shift; fi
-if [ "${1-}" = --qkv ] && [ $# -ge 3 ]; then qkv_a=$2 qkv_b=$3 && shift 3; fi
-[ $# = 3 ] || die "usage: dev/identical.sh [--gpu [--qkv NAME_A NAME_B]] SHARD A B"
+if [ "${1-}" = --levels ] && [ $# -ge 2 ]; then levels=$2 && shift 2; fi
+[ $# = 3 ] || die "usage: dev/identical.sh [--gpu [--levels LEVELS]] SHARD A B"
 shard=$1 a=$2 b=$3
 [ -r "$shard" ] || die "$shard: cannot read this shard"
 for trainer in "$a" "$b"; do [ -x "$trainer" ] || die "$trainer: is not built"; done
@@ -99,12 +100,12 @@ infer() {
 cases() {
     name=$1
     shift
-    for level in none qkv block; do
-        level_a=$level level_b=$level flags=
-        if [ $level = qkv ]; then level_a=$qkv_a level_b=$qkv_b; fi
-        if $gpu; then flags="--deterministic --recompute"; elif [ $level != none ]; then continue; fi
-        train "$a" a "$@" $flags ${flags:+$level_a}
-        train "$b" b "$@" $flags ${flags:+$level_b}
+    $gpu || levels=none
+    for level in $levels; do
+        flags=
+        if $gpu; then flags="--deterministic --recompute"; fi
+        train "$a" a "$@" $flags ${flags:+${level%:*}}
+        train "$b" b "$@" $flags ${flags:+${level#*:}}
         compare "$name${flags:+, recompute $level}"
     done
     infer "$name"

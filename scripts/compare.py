@@ -117,6 +117,8 @@ class Log:
         options.update({k: v for k, v in last.items() if k in ("val-data", "val-tokens")})
         options.update(self.changes(free=False))
         options.update(item.partition("=")[::2] for item in options.pop("set", []))
+        window = options.pop("window-size", None)  # as older versions have it
+        options.update({"window_size": str(window)} if window is not None else {})
         config = {"config." + k: v for k, v in self.start["config"].items()}
         return options, {**config, "data_fingerprint": self.start.get("data_fingerprint")}
 

@@ -77,6 +77,12 @@ equals "| lr 0.001, document_reset false | 1 | lr 0.001, document_reset true | 1
 of_config false fox2 's/"set": \[\]/"set": ["document_reset=false"]/' >$scratch/none.jsonl
 check "no documents apart" compare --no-plots $r/fox1 $scratch/none.jsonl
 equals "| all | 2" "$(groups)"
+# a window, as older logs have it and by --set
+window() { sed "s/\"hidden_size\": 64/&, \"window_size\": 8/; s/$1/$2/" $r/$3/log.jsonl; }
+window '"set": \[\]' '"set": [], "window-size": 8' fox1 >$scratch/window.jsonl
+window '"set": \[\]' '"set": ["window_size=8"]' fox2 >$scratch/set_window.jsonl
+check "windows" compare --no-plots $scratch/window.jsonl $scratch/set_window.jsonl $r/fox3
+equals "| default | 1 | window_size 8 | 2" "$(groups)"
 of_config true fox3 's/"set": \[\]/"set": ["document_reset=true"]/' >$scratch/set.jsonl
 check "documents apart by --set" compare --no-plots $r/fox1 $scratch/walls.jsonl $scratch/set.jsonl
 equals "| default | 1 | document_reset true | 2" "$(groups)"

@@ -164,6 +164,8 @@ refused_options() {
 |which model? give --model NAME or --init DIR
 --nonsense 1|--nonsense: no such option; --help lists them
 --nonsense=1|--nonsense: no such option
+--model fox-pro-nano --window-size 5|--window-size: no such option, but a key of config.json: give --set window_size=VALUE
+--num_heads=5|--num_heads: no such option, but a key of config.json: give --set num_heads=VALUE
 --|--: no such option
 -x|-x: not an option; --help lists them
 train|train: not an option

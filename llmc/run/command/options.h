@@ -231,9 +231,23 @@ static inline bool option_trains(const CliRow* row) {
 // Fills every field with its default.
 static inline void options_defaults(Options* o) { cli_defaults(option_rows, NUM_OPTION_ROWS, o); }
 
+// Adds to the message on an unknown option, err, how to set the key of config.json that it names.
+static inline void options_name_key(Error* err) {
+    static const char unknown[] = ": no such option";
+    char option[64], key[64];
+    if (sscanf(err->msg, "--%63[a-z0-9_-]", option) != 1) return;
+    if (strncmp(err->msg + 2 + strlen(option), unknown, strlen(unknown)) != 0) return;
+    for (size_t i = 0; i < sizeof key; i++) key[i] = option[i] == '-' ? '_' : option[i];
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (strcmp(config_keys[i].name, key) == 0)
+            fail(err, "--%s: no such option, but a key of config.json: give --set %s=VALUE", option, key);
+}
+
 // Parses the command line into *o; given[i] tells whether row i was given. As cli_parse, without arguments.
 static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int argc, char** argv, Error* err) {
-    return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
+    const bool ok = cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
+    if (!ok) options_name_key(err);
+    return ok;
 }
 
 // Fills what is unset from a recipe. A training shorter than the recipe's is warmed up for the same
