@@ -53,7 +53,8 @@ static inline bool checkpoint_told(World* world, bool ok, Error* err) {
 // who sees rank 0's folder
 
 // Collective: sees[size] becomes true for the ranks that see OUT as rank 0 does, of which rank 0 is one. Rank
-// 0 writes a random token to OUT/.ranks, the others look for it. Fails on all ranks if rank 0 cannot write.
+// 0 writes a random token to OUT/.ranks, the others look for it. Fails on all ranks if rank 0 cannot write. A
+// FIFO of this name blocks nobody: rank 0 replaces it, and the others do not wait for a writer.
 static inline bool checkpoint_find_writers(World* world, const char* out, bool* sees, Error* err) {
     char path[PATH_LENGTH];
     uint64_t token[2] = {0, 0}, found[2] = {0, 0};
@@ -64,7 +65,10 @@ static inline bool checkpoint_find_writers(World* world, const char* out, bool* 
         ok = make_folders(out, err);
         if (ok && getentropy(token, sizeof token) != 0)
             ok = fail(err, "cannot draw random bytes: %s", strerror(errno));
-        if (ok && !(f = fopen(path, "wb"))) ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
+        if (ok) unlink(path); // a leftover
+        const int fd = ok ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+        if (ok && (fd < 0 || !(f = fdopen(fd, "wb"))))
+            ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
         if (f) {
             fwrite(token, sizeof token, 1, f); // flush_and_close reports errors
             ok = flush_and_close(f, path, err);
@@ -74,9 +78,10 @@ static inline bool checkpoint_find_writers(World* world, const char* out, bool* 
     if (ok) world_broadcast(world, token, sizeof token);
     bool here = world->rank == 0;
     if (ok && !here) {
-        FILE* f = fopen(path, "rb");
-        here = f && fread(found, sizeof found, 1, f) == 1 && memcmp(found, token, sizeof token) == 0;
-        if (f) fclose(f);
+        const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        here = fd >= 0 && read(fd, found, sizeof found) == (ssize_t)sizeof found &&
+               memcmp(found, token, sizeof token) == 0;
+        if (fd >= 0) close(fd);
     }
     if (ok) world_allgather(world, sees, &here, sizeof here);
     if (world->rank == 0 && unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)

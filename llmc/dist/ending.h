@@ -31,6 +31,7 @@ typedef struct {
 typedef struct {
     Link* link;
     double timeout, interval; // seconds; interval: between heartbeats
+    const char* advice;       // what to do when a rank has failed; NULL: nothing
     pthread_t thread;
     pthread_mutex_t lock; // protects what follows
     pthread_cond_t answered;
@@ -88,8 +89,8 @@ static inline void watch_report(Watch* w, int r, const char* what) {
     if (w->speaker >= 0 && w->speaker != r) return;
     w->speaker = w->link->rank;
     if (link_wait(STDERR_FILENO, POLLOUT, seconds_now() + 2)) // not if nobody reads a full pipe
-        dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s; a training goes on with --resume\n", r,
-                peer->host, (int)peer->pid, what);
+        dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s%s%s\n", r, peer->host, (int)peer->pid,
+                what, w->advice ? "; " : "", w->advice ? w->advice : "");
     watch_leave(w);
 }
 

@@ -131,11 +131,12 @@ static inline void* watch_run(void* argument) {
 
 // Starts the watch of a rank. On rank 0 before the others connect, elsewhere as soon as the WATCH connection
 // exists.
-static inline void watch_start(Watch* w, Link* link, double timeout) {
+static inline void watch_start(Watch* w, Link* link, double timeout, const char* advice) {
     sigset_t all, old;
     memset(w, 0, sizeof *w);
     w->link = link;
     w->timeout = timeout;
+    w->advice = advice;
     w->speaker = -1;
     w->interval = timeout < 4 ? timeout / 4 : 1;
     w->resumed = -5;

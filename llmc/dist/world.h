@@ -27,9 +27,10 @@ typedef struct World {
     char host[64];
     bool mpi; // started by mpirun, with MPI initialized
     LinkAddress address;
-    double timeout;  // seconds
-    bool watching;   // the watch thread runs
-    bool may_report; // before it does: this rank prints errors
+    double timeout;     // seconds
+    const char* advice; // set before world_connect: what to do when a rank has failed; NULL: nothing
+    bool watching;      // the watch thread runs
+    bool may_report;    // before it does: this rank prints errors
     Link link;
     Watch watch;
 } World;
@@ -273,7 +274,7 @@ static inline void watch_allow(World* w, double seconds) {
 
 // Starts the watch; from here on die() asks it who may print.
 static inline void world_watch(World* w) {
-    watch_start(&w->watch, &w->link, w->timeout);
+    watch_start(&w->watch, &w->link, w->timeout, w->advice);
     w->watching = true;
 }
 

@@ -131,14 +131,15 @@ static inline bool command_line_gives(const CommandLine* line, size_t field) {
 // Was the run resumed from a checkpoint?
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
-// Locks --out and lists its checkpoints, if the run writes to it.
+// Locks --out and lists its checkpoints, if the run writes to it. A plan of --resume only lists them.
 static inline RunFolder run_folder_lock(const CommandLine* line) {
     Error err;
     RunFolder folder = {-1, NULL, 0};
     const char* out = line->options.out;
     if (line->options.resume && !out) die("--resume: from where? give --out DIR");
-    if (!out || line->mode != RUN_TRAIN) return folder;
-    if (!out_lock(out, &folder.lock, &err)) die("%s", err.msg);
+    const bool planned = line->mode == RUN_DRY && line->options.resume;
+    if (!out || (line->mode != RUN_TRAIN && !planned)) return folder;
+    if (!planned && !out_lock(out, &folder.lock, &err)) die("%s", err.msg);
     folder.count = checkpoint_list(out, &folder.steps, &err);
     if (folder.count < 0) die("%s", err.msg);
     if (folder.count > 0 && !line->options.resume)
@@ -280,17 +281,29 @@ static inline void resume_check_branch(const Run* run) {
             run->checkpoint, (long long)(before->max_tokens - before->cooldown_tokens));
 }
 
+// Where a run is: "step 3 of 20", and --max-steps where that ends it before.
+enum { RUN_PROGRESS_BYTES = 128 };
+static inline const char* run_progress(char text[RUN_PROGRESS_BYTES], const Run* run) {
+    const long long step = run->state.step, steps = run->num_steps, last = run->last_step;
+    const int n = snprintf(text, RUN_PROGRESS_BYTES, "step %lld of %lld", step, steps);
+    if (last < steps)
+        snprintf(text + n, RUN_PROGRESS_BYTES - (size_t)n, ", %s --max-steps %lld",
+                 step > last ? "behind" : "at", last);
+    return text;
+}
+
 // Dies where nothing is left to train with an option that the run has had another value of: its log and its
 // checkpoints would tell of a training that never was.
 static inline void resume_check_end(const Run* run) {
     const Options* o = &run->options;
+    char at[RUN_PROGRESS_BYTES];
     if (run->state.step < run->last_step) return;
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         const char* change = option_trains(row) ? option_change(o, &run->before, row) : NULL;
         if (change)
-            die("--%s: the run in %s is at step %lld of %lld, where nothing is left to train with it; leave "
-                "it out, or choose another --out",
-                change, resume_name(run), (long long)run->state.step, (long long)run->last_step);
+            die("--%s: the run in %s is at %s, where nothing is left to train with it; leave it out, or "
+                "choose another --out",
+                change, resume_name(run), run_progress(at, run));
     }
 }
 

@@ -33,10 +33,10 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
             "--data-changed to go on with it",
             o->data, o->out, (long long)sequences, (long long)state->sequences);
     run->data_changed = state->fingerprint && state->fingerprint != print;
+    char at[RUN_PROGRESS_BYTES];
     if (run->data_changed && state->step >= run->last_step)
-        die("--data-changed: the run in %s is at step %lld of %lld, where nothing is left to train on other "
-            "data",
-            o->out, (long long)state->step, (long long)run->last_step);
+        die("--data-changed: the run in %s is at %s, where nothing is left to train on other data", o->out,
+            run_progress(at, run));
     state->fingerprint = print;
     state->sequences = sequences;
 }

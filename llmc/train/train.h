@@ -425,9 +425,9 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     run_catch_signals(run->world);
     run_print_start(run, &t->data, t->val_sequences);
     training_log_start(t);
+    char at[RUN_PROGRESS_BYTES];
     if (state->step >= run->last_step)
-        printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,
-               (long long)run->last_step);
+        printf("nothing left to do: the run is at %s\n", run_progress(at, run));
     printf("%s", run->device);
 
     t->last_time = seconds_now();
@@ -567,6 +567,7 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // in a pipe or file too, lines are seen as they are printed
     World* world = world_identify(&argc, &argv);
     const CommandLine line = run_parse(argc, argv, trainer, world);
+    if (line.mode == RUN_TRAIN && line.options.out) world->advice = "continue with --resume";
     world_connect(world, (double)line.options.timeout);
     ranks_compare_start(world, argc, argv, trainer->element_bytes);
     RunFolder folder = run_folder_open(&line, world);

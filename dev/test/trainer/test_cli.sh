@@ -564,7 +564,19 @@ odd_options() {
     check "--resume of nothing" train_on text --resume --max-steps 3 --sample-every 1 --generate 5 --prompt x
     said "step  3/20  sample: x"
     check "--max-steps behind us" run --resume --out "$out" --max-steps 1
-    said "nothing left to do: the run is at step 3 of 1"
+    said "nothing left to do: the run is at step 3 of 20, behind --max-steps 1"
+    check "--max-steps reached" run --resume --out "$out" --max-steps 3
+    said "nothing left to do: the run is at step 3 of 20, at --max-steps 3"
+    dies "--lr 0.1 (was 0.002): the run in $out is at step 3 of 20, behind --max-steps 2, where nothing is left" \
+        run --resume --out "$out" --lr 0.1 --max-steps 2
+    cp -r "$out" "$scratch/planned"
+    check "--dry-run of a run" run --dry-run --resume --out "$out"
+    said '"hidden_size": 32'
+    said "64 tokens: "
+    check "which changes nothing" diff -r "$out" "$scratch/planned"
+    rm -r "$scratch/planned"
+    dies "which model?" run --dry-run --resume --out "$scratch/nowhere"
+    check "and makes nothing" test ! -e "$scratch/nowhere"
     check "another --micro-batch, --lr and --batch-tokens" run --resume --out "$out" --micro-batch 2 --lr 0.1 \
         --batch-tokens 128 --max-steps 12
     said "lr 9.698e-02" # the cosine in the middle of tokens 192 to 320

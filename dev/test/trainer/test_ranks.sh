@@ -304,6 +304,7 @@ killed() {
             struck KILL $victim $event $((RANDOM * 4)) 10 $n "$out" --save-every $((1 + trial % 4 / 2))
         code=$(cat "$scratch/stdout")
         one_line "rank $victim ("
+        one_line "; continue with --resume"
         check "not a good end: $code" test "$code" -gt 0
         begin=$(newest "$out")
         check "checkpoints" test "$begin" -gt 0
