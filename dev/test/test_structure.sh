@@ -94,6 +94,9 @@ broken() {
 # ----------------------------------------------------------------------------
 
 check "this repository" dev/structure.py
+for page in README.md data/README.md dev/*.md; do # as a merge leaves it
+    equals "" "$(uniq -d "$page" | sed "/^\$/d; s|^|$page has twice: |")"
+done
 [ $failed = 0 ] || grep -E '^[^ ]+:[0-9]+: ' "$scratch/stdout"
 
 tree=$scratch/sound

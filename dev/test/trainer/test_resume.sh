@@ -426,10 +426,10 @@ keep 2 (was 3)" "$(events "$out")"
 
     rm -rf "$scratch/before"
     cp -r "$out" "$scratch/before"
-    dies "--weight-decay 0 (was 0.1): the run in $out is at step 16 of 16, where nothing is left" \
+    dies "--weight-decay 0 (was 0.1): the run in $out is at step 16 of 20, at --max-steps 16, where nothing is left" \
         resume "$out" --weight-decay 0 --max-steps 16
     dies "--max-tokens 640 (was 1280): the run in $out is at step 16 of 16" resume "$out" --max-tokens 640
-    dies "--data-changed: the run in $out is at step 16 of 16" \
+    dies "--data-changed: the run in $out is at step 16 of 20, at --max-steps 16" \
         resume "$out" --max-steps 16 --data "$shards/part_0.bin" --data-changed
     check "what changes no label" resume "$out" --max-steps 16 --keep 3 --data "$shards/text.bin" --log-every 7
     said "step 16/20  resume: keep 3 (was 2)"
