@@ -196,7 +196,7 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
            hours[RATE_UNPRUNED], ranks, plural(ranks, "s"), hours[RATE_UNPRUNED] * ranks,
            tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
-    if (plan_fp8(run) && rate.measured) printf("  without --fp8\n");
+    if (plan_fp8(run) && rate.measured) printf("  measured without --fp8\n");
     if (ranks > 1)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host%s\n", 100 * RATE_OF_LINEAR,
                run->group.size > 1 ? ", none of which shared a sequence" : "");

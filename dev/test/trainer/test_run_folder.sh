@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A run's folder, by commands that train nothing in it, and as an older version has left it: a plan of the run, a run at
+# its end, and records of options that are others today.
+scratch=build/test/run_folder
+. dev/test/check.sh
+
+export OMP_NUM_THREADS=1
+trainer=${TRAIN_FOX:-./train_fox}
+rm -rf "$scratch"
+mkdir -p "$scratch"
+check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+data="--data $scratch/files/shards/text.bin"
+tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32
+    --seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"
+# shellcheck disable=SC2086
+train() { "$trainer" "$@" $tiny $data; }
+resume() { "$trainer" --resume --out "$@"; }
+# last OUT: the newest checkpoint
+last() { find "$1" -name 'step_*' | sort | tail -n 1; }
+
+# the plan is the run's, with what the command changes
+run=$scratch/run
+check "a run of three steps" train --out "$run" --max-steps 3
+cp -r "$run" "$scratch/before"
+check "--dry-run of a run" resume "$run" --dry-run
+said '"hidden_size": 32'
+said "64 tokens: 1 micro-batch of 4 sequences"
+said "1280 tokens: 20 steps, peak learning rate 0.002"
+check "with another micro-batch" resume "$run" --dry-run --micro-batch 2
+said "64 tokens: 2 micro-batches of 2 sequences"
+dies "--seq-len 32: the run in $run has 16, which cannot change when it resumes" resume "$run" --dry-run --seq-len 32
+check "nothing is changed" diff -r "$run" "$scratch/before"
+dies "which model?" resume "$scratch/nowhere" --dry-run
+check "nor made" test ! -e "$scratch/nowhere"
+
+# at its end, or where --max-steps is
+check "behind --max-steps" resume "$run" --max-steps 1
+said "nothing left to do: the run is at step 3 of 20, behind --max-steps 1"
+check "at --max-steps" resume "$run" --max-steps 3
+said "nothing left to do: the run is at step 3 of 20, at --max-steps 3"
+dies "--lr 0.1 (was 0.002): the run in $run is at step 3 of 20, behind --max-steps 2, where nothing is left to train" \
+    resume "$run" --lr 0.1 --max-steps 2
+
+# --window-size was an option, and --recompute none another level: the CPU ignores it
+check "a window" train --set window_size=8 --recompute none --out "$scratch/window" --max-steps 3
+sed -i '/"window_size=8"/d; s/^    "data":/    "window-size": 8,\n&/' "$(last "$scratch/window")/trainer.json"
+check "of an older version" grep -q '"window-size": 8' "$(last "$scratch/window")/trainer.json"
+check "without checksums" python3 dev/test/cli_files.py unseal "$(last "$scratch/window")/trainer.json"
+cp -r "$scratch/window" "$scratch/named"
+dies "--out $scratch/named: its checkpoints are of a model with another window_size" train --resume --out "$scratch/named"
+check "its model named today" train --set window_size=8 --resume --out "$scratch/named"
+check "resumes" resume "$scratch/window"
+check "a run of today" train --set window_size=8 --out "$scratch/today"
+for file in model.safetensors optimizer.safetensors config.json; do
+    same "$(last "$scratch/window")/$file" "$(last "$scratch/today")/$file"
+    same "$(last "$scratch/named")/$file" "$(last "$scratch/today")/$file"
+done
+check "with its level" grep -q '"recompute": "none"' "$(last "$scratch/window")/trainer.json"
+report
