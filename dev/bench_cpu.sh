@@ -18,7 +18,10 @@ report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$ste
     --batch-tokens $((512 * batch)))
 # by the units, wherever they stand in the lines of the step and of the memory
 ours=$(echo "$report" | sed -n 's|^ *step .* \([0-9.]*\) tokens/s.*|\1|p; s|^ *host memory.* \([0-9.]*\) MiB.*|\1|p' | xargs)
-case $ours in *' '*) ;; *) error "no lines 'step ... tokens/s' and 'host memory ... MiB' in what ./train_fox --bench prints" "$report" ;; esac
+case $ours in
+*' '*) ;;
+*) error "no lines 'step ... tokens/s' and 'host memory ... MiB' in what ./train_fox --bench prints" "$report" ;;
+esac
 echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)') on $threads threads"
 printf '%-28s %10s %10s\n' "$threads threads, batch $batch" tokens/s MiB
 printf '%-28s %10.0f %10.0f\n' train_fox $ours

@@ -101,7 +101,8 @@ if has "$NVCC"; then
     either "C++ compiler" "has g++" "$(first_line g++ --version)" "nvcc needs g++" g++
     lt=$(ls "$cuda"/include/cublasLt.h "$cuda"/targets/*/include/cublasLt.h /usr/include/cublasLt.h 2>/dev/null | sed -n 1p)
     if [ -n "$lt" ]; then
-        found cuBLAS "$(macro cublasLt.h CUBLAS_VER_MAJOR -I"${lt%/*}").$(macro cublasLt.h CUBLAS_VER_MINOR -I"${lt%/*}"): ${lt%/*}"
+        lt=${lt%/*}
+        found cuBLAS "$(macro cublasLt.h CUBLAS_VER_MAJOR -I"$lt").$(macro cublasLt.h CUBLAS_VER_MINOR -I"$lt"): $lt"
     else
         missing cuBLAS "no cublasLt.h beside $NVCC" "$by_pip 'cuda-toolkit[cublas]==$toolkit.*' $other_ways"
     fi
@@ -125,10 +126,11 @@ if [ -z "$gpus" ]; then
 else
     good=$(echo "$gpus" | sed -n 's/^\([89]\|[1-9][0-9]\)\.[0-9], *//p')
     if [ -n "$good" ]; then
-        found GPU "$(echo "$good" | sed -n 1p); $(echo "$gpus" | wc -l) of compute capability $(echo "$gpus" | sed 's/,.*//' | sort -u | tr '\n' ' ')"
+        capabilities=$(echo "$gpus" | sed 's/,.*//' | sort -u | tr '\n' ' ')
+        found GPU "$(echo "$good" | sed -n 1p); $(echo "$gpus" | wc -l) of compute capability $capabilities"
     else
-        missing GPU "$(echo "$gpus" | sed -n 's/^\([^,]*\), *\([^,]*\),.*/\2 has compute capability \1, and bf16 needs 8.0/p' | sed -n 1p)" \
-            "./train_fox trains on the CPU"
+        old=$(echo "$gpus" | sed -n 's/^\([^,]*\), *\([^,]*\),.*/\2 has compute capability \1/p' | sed -n 1p)
+        missing GPU "$old, and bf16 needs 8.0" "./train_fox trains on the CPU"
     fi
 fi
 

@@ -61,7 +61,8 @@ case $columns in
 32768 | 49152 | 65536) train_data=${data}_$columns shuffle=--shuffle ;;
 *) die "DOC_COLUMNS=$columns: tokens of each document, 16384 as published, or 32768, 49152 or 65536" ;;
 esac
-[ -z "$shuffle" ] || echo "DOC_COLUMNS=$columns: not as published, where tokens 0 to 16383 of each document are read alone, in order"
+[ -z "$shuffle" ] ||
+    echo "DOC_COLUMNS=$columns: not as published, where tokens 0 to 16383 of each document are read alone, in order"
 
 # plan TRAINER OPTIONS...: what the trainer would do
 plan() {

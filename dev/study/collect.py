@@ -205,7 +205,8 @@ def collect(folder, corpus):
         result["eval"] = evaluation(folder / "eval.json", True)
     if (folder / "unpruned.json").exists():
         result["unpruned"] = evaluation(folder / "unpruned.json", False)
-    result["tasks"] = {p.stem: plan.packed(rounded(read_json(p)["means"], 3)) for p in sorted((folder / "tasks").glob("*.json"))}
+    result["tasks"] = {p.stem: plan.packed(rounded(read_json(p)["means"], 3))
+                       for p in sorted((folder / "tasks").glob("*.json"))}
     return result
 
 

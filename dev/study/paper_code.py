@@ -44,8 +44,8 @@ def text(data):
         "this program |", "|---|---|---|---|---|", *rows, "",
         f"The loss of fox-pro differs by {known['largest']:.3f} at most over {known['steps']} steps, where two runs of "
         f"this program differ by {known['noise']:.3f}. What is unfavourable: up to step {fox[1][1]} the programs differ "
-        f"by {max(row[2] for row in fox[:2]):.4f} and two runs by {max(row[4] for row in fox[:2]):.4f}; {others}, without repeats to compare with. What is "
-        "above 0.05 is one spike.", "",
+        f"by {max(row[2] for row in fox[:2]):.4f} and two runs by {max(row[4] for row in fox[:2]):.4f}; {others}, "
+        "without repeats to compare with. What is above 0.05 is one spike.", "",
         f"Speed of fox-pro, by `--bench` on the same day: {speed['fox-pro'] / 1000:.0f}K beside {paper / 1000:.0f}K "
         f"tokens/s, {speed['fox-pro'] / paper:.1f} times."]
 

@@ -14,7 +14,8 @@ from common import Error, read_json  # noqa: E402
 Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
 BEST = "best:"
 TASK = "task:"
-CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}  # what dev/study/corpus/corpus.py says of each
+# what dev/study/corpus/corpus.py says of each
+CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}
 
 
 def read_lines(path):

@@ -189,8 +189,8 @@ class Report:
         hours = r["validations"][-1]["hours"]
         pruned = r.get("pruned_by_layer")
         return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
-                f"{loss_beyond(r):.4f}", f"{bits:.4f}", f"{60 * hours:.1f}", f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "",
-                first_below(r, 3), first_below(r, 2))
+                f"{loss_beyond(r):.4f}", f"{bits:.4f}", f"{60 * hours:.1f}",
+                f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2))
 
     def table_runs(self):
         rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else

@@ -59,7 +59,8 @@ part() {
 }
 # loss NAME OPTION...: --eval, unless its file is there
 loss() {
-    [ -f "$out/$1.json" ] || part "$1" "$TRAINER" --init "$init" --eval "$out/$1.json" --val-data "$DATA" --val-tokens "$TOKENS" "${@:2}"
+    [ -f "$out/$1.json" ] || part "$1" "$TRAINER" --init "$init" --eval "$out/$1.json" --val-data "$DATA" \
+        --val-tokens "$TOKENS" "${@:2}"
 }
 # task NAME SCRIPT OPTION...: a script of this folder
 task() { part "$1" "$PYTHON" "$eval/$2" "${@:3}" "${model[@]}" --trainer "$TRAINER" --out "$out/$1.json"; }
@@ -78,6 +79,7 @@ task corrupted tasks/zero_shot.py corrupted --data "$DATA" --samples "$SAMPLES" 
 if [ "$text" = 1 ]; then
     task ruler tasks/ruler.py --lengths "$LENGTHS" --samples 4 ${TEXT:+--text "$TEXT"}
     task keys tasks/keys.py text --updates "$UPDATES" --samples 8
-    [ -z "${TEXT:-}" ] || task needle needle.py --haystack "$TEXT" --kind single --lengths "$LENGTHS" --depths 0:100:25 --samples 2
+    [ -z "${TEXT:-}" ] || task needle needle.py --haystack "$TEXT" --kind single --lengths "$LENGTHS" \
+        --depths 0:100:25 --samples 2
 fi
 [ -z "$failed" ] || die "failed:$failed"
