@@ -132,7 +132,8 @@ def generate():
 def documents():
     """With document_reset: what is before the last end of text changes nothing, as in the trainer's own forward pass."""
     a, b, c = (list(t) for t in (b"One two", b"three four five", b"s"))
-    pairs = [(a + [EOT] + b, c), (a, b + [EOT] + c), (a + [EOT], b), ([EOT, EOT] + a, [EOT, EOT] + b), (a, [EOT]), ([], [EOT] + a)]
+    pairs = [(a + [EOT] + b, c), (a, b + [EOT] + c), (a + [EOT], b), ([EOT, EOT] + a, [EOT, EOT] + b), (a, [EOT]),
+             ([], [EOT] + a)]  # fmt: skip
     texts = [a + [EOT] + b + [EOT] + c, [EOT] * 40, (a + [EOT]) * 9, b * 4 + [EOT] + a]
     got = answers([{"id": i, "type": "score", "context": x, "continuation": y} for i, (x, y) in enumerate(pairs)] +
                   [{"id": f"text {i}", "type": "rolling", "text": t} for i, t in enumerate(texts)])  # fmt: skip
@@ -148,7 +149,8 @@ def documents():
         assert got[f'"text {i}"']["tokens"] == n, got
         near(got[f'"text {i}"']["logprob"], want, n)
     ask = {"type": "generate", "max_tokens": 20, "temperature": 1, "seed": 3}
-    prompts = {"whole": a + [EOT] + b, "last": b, "ends": a + [EOT], "none": [], "long": a * 10000 + [EOT] + b}  # too long, but for the cut
+    # the last one is too long, but for the cut
+    prompts = {"whole": a + [EOT] + b, "last": b, "ends": a + [EOT], "none": [], "long": a * 10000 + [EOT] + b}
     got = answers([{**ask, "id": i, "prompt": p} for i, p in prompts.items()])
     text = {i: got[f'"{i}"']["tokens"] for i in prompts}
     assert text["whole"] == text["last"] == text["long"] and text["ends"] == text["none"], got
@@ -172,10 +174,12 @@ def errors():
         ('{"id":12,"type":"generate","prompt":"x","max_tokens":16000000}', "more than the 65536 that a sequence can have"),
         ('{"id":13,"type":"rolling","text":"\\u0000"}', "\\u0000 in a string is not supported"), ("[" * 100, "nested too deeply"),
         ('{"id":16,"type":"rolling","text":"x","id type":1}', '"id type": not a member'),
-        ('{"id":17,"type":"rolling","text":"x","":1}', '"": not a member'), ('{"id":18,"type":"rolling","text":"x","text ":1}', '"text ": not'),
+        ('{"id":17,"type":"rolling","text":"x","":1}', '"": not a member'),
+        ('{"id":18,"type":"rolling","text":"x","text ":1}', '"text ": not'),
         ('{"id":19,"type":"generate","prompt":"x","top_k top_p":1}', '"top_k top_p": not a member'),
         ('{"id":20,"type":"generate","prompt":"x","prom":1}', '"prom": not a member of'),
-        ('{"id":14,"type":"rolling","text":"cut', "closing quote"), ('{"id":15,"type":"rolling","text":"\udcff"}', "invalid UTF-8"),
+        ('{"id":14,"type":"rolling","text":"cut', "closing quote"),
+        ('{"id":15,"type":"rolling","text":"\udcff"}', "invalid UTF-8"),
     ]  # fmt: skip
     good = {"id": [None, {"a": 1}], "type": "rolling", "text": "good"}
     lines = "".join(line + "\n" for line, _ in cases) + "\n \n" + json.dumps(good)  # no line break at the end
@@ -188,7 +192,8 @@ def errors():
     number = "123456789012345678901234567890.10"
     result = run(["--requests", "-"], input=('{"id": %s ,"type":"rolling","text":"x"}' % number).encode())
     assert result.stdout.startswith(b'{"id":' + number.encode() + b',"logprob"'), result.stdout
-    spaced = {"id": [1, {"\r\x1f\x7f": "\t\n\r"}], "type": "rolling", "text": "x"}  # the strings are escaped, \r and \t between values not
+    # the strings are escaped, \r and \t between values not
+    spaced = {"id": [1, {"\r\x1f\x7f": "\t\n\r"}], "type": "rolling", "text": "x"}
     line = json.dumps(spaced, separators=(",\r\t", "\r:\t"))
     for request in line, line.replace("text", "texts"):
         result = run(["--requests", "-"], input=request.encode())
@@ -226,8 +231,8 @@ def expected():
     assert "match" not in full
     text, ids, end = full["text"], full["tokens"], full["text"][10:14]
     cut = text.index(end)
-    cases = [(text, True), (text[3:6], True), (text + "x", False), ("", True), (ids, True), (ids[3:6], True), ([*ids[3:6], V - 1], False),
-             (ids + ids[:1], False), ([], True)]  # fmt: skip
+    cases = [(text, True), (text[3:6], True), (text + "x", False), ("", True), (ids, True), (ids[3:6], True),
+             ([*ids[3:6], V - 1], False), (ids + ids[:1], False), ([], True)]  # fmt: skip
     until = [(text[: cut], True), (text[: cut + 1], False)]
     got = answers([{**ask, "id": i, "expected": what} for i, (what, _) in enumerate(cases)] +
                   [{**ask, "id": f"until {i}", "expected": what, "until": [end]} for i, (what, _) in enumerate(until)] +
@@ -287,8 +292,8 @@ def mixed():
     greedy, alone = {"type": "generate", "max_tokens": 12, "temperature": 0}, {}
     for seed in range(6):
         sampled = {"type": "generate", "max_tokens": 12, "temperature": 1, "seed": seed}
-        kinds = [sampled, greedy, {**sampled, "temperature": 2}, {**sampled, "top_k": 5}, greedy, {**greedy, "top_k": 3, "seed": seed},
-                 {"type": "score", "continuation": [65, 66]}]  # fmt: skip
+        kinds = [sampled, greedy, {**sampled, "temperature": 2}, {**sampled, "top_k": 5}, greedy,
+                 {**greedy, "top_k": 3, "seed": seed}, {"type": "score", "continuation": [65, 66]}]  # fmt: skip
         for prompt in ("", "The quick ")[seed % 2 :]:
             batch = [{**kind, "context" if kind["type"] == "score" else "prompt": prompt} for kind in kinds]
             for order in batch, batch[::-1]:
@@ -315,7 +320,8 @@ def reused():
     def generation(i, prompt):
         return {"id": i, "type": "generate", "prompt": prompt, "max_tokens": 80, "temperature": 1, "seed": i}
 
-    batches = [[generation(0, "")], [generation(1, "Once")], [generation(2, ""), generation(3, "One two"), generation(4, "x" * 300)],
+    batches = [[generation(0, "")], [generation(1, "Once")],
+               [generation(2, ""), generation(3, "One two"), generation(4, "x" * 300)],
                [generation(5, "x" * 300)], [generation(i, "The same beginning") for i in range(6, 9)],
                [{"id": 9, "type": "score", "context": "", "continuation": "x" * 100}]]  # fmt: skip
     with open(os.path.join(folder, "reused.stderr"), "w+") as stderr:

@@ -47,7 +47,11 @@ check "hours of whole sequences" hours
 whole=$(row time | cut -d' ' -f1) of_whole=$(row "model FLOPs" | cut -d' ' -f1)
 check "hours of documents" hours --set document_reset=true
 if awk -v a="$(row time | cut -d' ' -f1)" -v b="$whole" -v x="$(row "model FLOPs" | cut -d' ' -f1)" -v y="$of_whole" \
-    'BEGIN { exit !(x < y && a < b && a * y / (b * x) > 0.999 && a * y / (b * x) < 1.001) }'; then pass; else fail "the hours are not those of the FLOPs"; fi
+    'BEGIN { exit !(x < y && a < b && a * y / (b * x) > 0.999 && a * y / (b * x) < 1.001) }'; then
+    pass
+else
+    fail "the hours are not those of the FLOPs"
+fi
 
 # Three ranks count what one does; random tokens have documents too
 model=fox-pro-nano out=$scratch/ranks

@@ -11,7 +11,11 @@ line() { sed -n "s/^ *$1 *//p" $scratch/stdout; }
 first() { line "$1" | awk '{ print $1 }'; }
 # close WANT GOT: at most 1% apart
 close() {
-    if awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= 0.99 * a && b <= 1.01 * a && a > 0) }'; then pass; else fail "$2 instead of $1"; fi
+    if awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= 0.99 * a && b <= 1.01 * a && a > 0) }'; then
+        pass
+    else
+        fail "$2 instead of $1"
+    fi
 }
 
 # Memory in use, of the GPU trainer's own plan and of runs on an H100 and two H200s (dev/RESULTS.md), which had 2,560
@@ -161,7 +165,8 @@ memory sweep/ablations.sh 24 fox-pro-360m
 # The page's example is what it prints
 check "the page's example" plan --model fox-pro-125m --micro-batch 2 --gpu H100
 sed -n '/^weights, gradients/,$p' $scratch/stdout >$scratch/printed
-sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/TRAINING.md | sed '1,2d; $d' >$scratch/page
+sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/TRAINING.md |
+    sed '1,2d; $d' >$scratch/page
 same $scratch/page $scratch/printed
 
 # names of GPUs
