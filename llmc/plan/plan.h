@@ -94,7 +94,8 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
-// What to do about a training that does not fit: another level than that of --recompute, if one would, or less work.
+// What to do about a training that does not fit: the first level above that of --recompute that does, or less
+// work.
 static inline const char* plan_advice(const GpuPlan* p) {
     static const char* const levels[] = {RECOMPUTE_CHOICES(PLAN_GIVE)};
     const int64_t wanted = p->run->options.recompute;

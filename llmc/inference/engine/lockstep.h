@@ -82,8 +82,8 @@ static inline void lockstep_await(const Lockstep* l, int file) {
     while (l->world && poll(&ready, 1, 100) == 0) watch_alive(l->world);
 }
 
-// Bytes that `to`, with room for `most`, gets of a file that rank 0 has open; 0: the file has ended; -1: none is there yet, unless
-// it `waits` for them. Errors call the file `name`.
+// Bytes that `to`, with room for `most`, gets of a file that rank 0 has open; 0: the file has ended; -1: none
+// is there yet, unless it `waits` for them. Errors call the file `name`.
 static inline int64_t lockstep_read(const Lockstep* l, int file, const char* name, bool waits, char* to,
                                     size_t most) {
     struct pollfd ready = {file, POLLIN, 0};
