@@ -22,6 +22,7 @@ struct Cache {
 };
 
 static bool no_memory;             // on any rank
+static MixerKind mixer;            // of the model
 static uint64_t trace;             // of all passes of this process
 static int64_t passes, most_pages; // of them; of a cache, as it was opened
 static char requests_path[PATH_LENGTH];
@@ -181,6 +182,7 @@ static void run_requests(World* world, const char* path) {
     run->options.seq_len = CAPACITY;
     run->options.init = NULL; // the model reads bytes
     run->config = config_defaults();
+    run->config.mixer = mixer;
     run->config.vocab_size = 257, run->config.num_hidden_layers = 2, run->config.num_heads = 6;
     run->config.bos_token_id = run->config.eos_token_id = -1;
     run->world = world;
@@ -310,7 +312,9 @@ static void check_no_memory(void) {
     CHECK_DIES(
         "a sequence of 512 tokens, a cache of 1.50 GiB; lower --seq-len, or let more GPUs share its heads",
         run_requests(&alone, requests_path));
-    no_memory = false;
+    mixer = MIXER_MAMBA2; // which has no heads to share
+    CHECK_DIES("GiB; lower --seq-len\n", run_requests(&alone, requests_path));
+    mixer = MIXER_ATTENTION, no_memory = false;
 }
 
 int main(void) {

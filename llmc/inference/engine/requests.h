@@ -531,6 +531,7 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     sizes.drops = true;
     sizes.drops_unseen = r->run->options.forget_by_seen;
     sizes.ranks = run_cache_ranks(r->run);
+    const bool shares = !trainer->threads && engine_heads(config) > 0;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;;) {
         sizes.pages = sizes.slots * engine_heads(config) / sizes.ranks * cache_table_width(&sizes);
@@ -543,7 +544,7 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
             die("too little memory is left on the device for a sequence of %lld tokens, a cache of %.2f GiB; "
                 "lower --seq-len%s",
                 (long long)T, lockstep_cache_gib(&sizes, trainer->page_bytes(config)),
-                trainer->threads ? "" : ", or let more GPUs share its heads (--sequence-ranks)");
+                shares ? ", or let more GPUs share its heads (--sequence-ranks)" : "");
     }
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
 }
@@ -576,8 +577,7 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
             (long long)g->put_back);
 }
 
-// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be
-// written.
+// Answers the requests of a run's --requests. Dies where the file cannot be read or answers not be written.
 static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
     const double start = seconds_now();
