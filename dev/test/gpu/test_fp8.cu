@@ -122,6 +122,8 @@ static void test_scale() {
     CHECK(wrong == 0, "%d scales are wrong", wrong);
     for (uint32_t bits : {0u, (uint32_t)FP8_NOT_FINITE, 0x7fffu})
         CHECK(fp8_scale(bits, FP8_E4M3).scale == 1, "the scale of amax %x", bits);
+    const Fp8Scale unknown = fp8_scale(0, FP8_E5M2);
+    CHECK(unknown.scale == 1 << 24 && unknown.inverse == 1 / unknown.scale, "the scale of no gradient");
 }
 
 // ----------------------------------------------------------------------------
