@@ -44,7 +44,7 @@ struct DecodeBench {
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
         activations_allocate(&cache.table, 1, device_bytes);
-        activations_layer(&cache.table, 0, &cache.acts, sizeof cache.acts);
+        cache.acts = extend_acts(&cache.table);
         const Pages* p = &cache.device.pages;
         fill(p->k, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
         fill(p->v, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);

@@ -1,6 +1,6 @@
 /*
 Benchmarks the GEMMs of each linear layer of fox-pro (forward, input gradient, weight gradient), with the
-first algorithm of cuBLASLt's heuristic and with the fastest of its first eight ("tuned"). On a GPU that has FP8
+first algorithm of cuBLASLt's heuristic and with the fastest of its first 24 ("tuned"). On a GPU that has FP8
 also those of --fp8; of the projection the columns in FP8 alone.
 
     bench_matmul [TOKENS]     default 16384

@@ -1,6 +1,7 @@
 /*
-Training of whole models, for test_fox.cu: the same bits in every run, at every --recompute, saved and resumed.
-With --fp8 also: against bf16, as a graph, evaluation in bf16; what is not finite blocks the update.
+Training of whole models, for test_fox.cu: the same bits in every run, at every --recompute, saved and resumed;
+on concurrent streams and as a graph. With --fp8 also: against bf16, evaluation in bf16; what is not finite blocks
+the update.
 */
 #pragma once
 
@@ -56,6 +57,50 @@ static void test_bits(void) {
     for (const char* spec : RECURRENT_MODELS) check_bits(spec, 129);
 }
 
+// Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels
+// do overlap.
+static void check_streams(const char* spec) {
+    const int64_t B = 2, T = 2048, CALLS = 20; // many, as a kernel that does not wait may still be lucky
+    std::vector<int32_t> tokens((size_t)(B * T + 1));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)(random_u64(6, 0, i) % 257);
+    cpu::Model start = cpu::variant_model(spec, 1, 1);
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        Floats grads[2]; // in sequence, as in training
+        for (int training = 0; training < 2; training++) {
+            Model model = new_model(&start.config, start.params, B, T, (Recompute)recompute, false);
+            model_set_sequential(&model, !training);
+            if (model.fp8) take_steps(&model, 1, 1, 1 / (float)(B * T)); // a first step has no scales
+            feed(&model, tokens.data(), tokens.data() + 1);
+            // at once, captured, replayed many times, captured for another dloss
+            for (int64_t call = 0; call < CALLS; call++) {
+                model_add_gradients(&model, (call + 1 < CALLS ? 1 : 3) / (float)(B * T), true);
+                if (call > 0) continue;
+                model_forward(&model); // of a validation between
+                model_loss(&model, 0, false, NULL);
+            }
+            grads[training] = fetch(model.grads, model.table.count);
+            model_free(&model);
+        }
+        CHECK(same_bits(grads[0], grads[1]), "%s%s, --recompute %s: other gradients than in sequence", spec,
+              with_fp8 ? ", --fp8" : "", option_recompute_names[recompute]);
+    }
+    cpu::model_free(&start);
+}
+
+static void test_streams(void) {
+    for (const char* spec :
+         {"fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "fox-llama hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "fox-llama fgate_type=bias_only document_reset=true mlp=none hidden_size=512 num_heads=8 "
+          "vocab_size=257 num_hidden_layers=3",
+          "transformer-pro document_reset=true qk_norm_share_param_across_head=true hidden_size=512 "
+          "num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "deltanet hidden_size=512 num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "hgrn2 hidden_size=512 num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "mamba2 state_size=128 hidden_size=512 num_heads=16 vocab_size=257 num_hidden_layers=3"})
+        check_streams(spec);
+}
+
 // ----------------------------------------------------------------------------
 // --fp8
 
@@ -70,20 +115,51 @@ static const char* const FP8_MODELS[] = {
     "fox-llama hidden_size=128 intermediate_size=80 vocab_size=257",
     "transformer-llama hidden_size=128 intermediate_size=80 vocab_size=257"};
 
+// Other switches, of which bits alone are compared: output norm without gate and the reverse, windows, packed
+// documents, heads of 128 channels, gates without logits or gradients
+static const char* const FP8_SWITCHES[] = {
+    "fox-pro use_output_gate=false document_reset=true hidden_size=128 intermediate_size=80 vocab_size=257",
+    "fox-llama use_output_gate=true use_rope=true window_size=70 hidden_size=256 intermediate_size=80 "
+    "vocab_size=257",
+    "fox-pro qk_norm=false use_output_norm=false hidden_size=256 intermediate_size=80 vocab_size=257",
+    "fox-llama fgate_type=bias_only document_reset=true hidden_size=128 intermediate_size=80 vocab_size=257",
+    "fox-pro fgate_type=fixed qk_norm_share_param_across_head=true hidden_size=128 intermediate_size=80 "
+    "vocab_size=257",
+    "transformer-pro document_reset=true hidden_size=128 intermediate_size=80 vocab_size=257"};
+
+// A step of which no target counts
+static void take_empty_step(Model* model, const int32_t* tokens, float dloss) {
+    const int64_t BT = model->B * model->T;
+    const std::vector<int32_t> none((size_t)BT, TARGET_NONE);
+    const StepVotes votes = {.tokens = (double)BT, .targets = 0};
+    Options o;
+    options_defaults(&o);
+    const AdamWParams adamw = options_adamw(&o, 1e-2, 1);
+    feed(model, tokens, none.data());
+    CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
+    CUDA_CHECK(cudaMemcpy(&model->stats->own.votes, &votes, sizeof votes, cudaMemcpyHostToDevice));
+    model_add_gradients(model, dloss, true);
+    model_update(model, &adamw, o.grad_clip);
+    CHECK(read_stats(model).finite, "a step without targets is not valid");
+}
+
 // The gradient of a batch, as training computes it, and its loss.
-static Floats training_gradient(Model* model, const int32_t* tokens, double* loss) {
+static Floats training_gradient(Model* model, const int32_t* tokens, float dloss, double* loss) {
     const int64_t BT = model->B * model->T;
     feed(model, tokens, tokens + 1);
     CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
     CUDA_CHECK(cudaMemset(model->grads, 0, (size_t)model->table.count * sizeof(float)));
-    model_add_gradients(model, 1 / (float)BT, true);
+    model_add_gradients(model, dloss, true);
     *loss = read_stats(model).own.loss / (double)BT;
     return fetch(model->grads, model->table.count);
 }
 
-// A first step has the bits of bf16. Then the loss and each gradient are near those of bf16, and differ.
-static void check_fp8_errors(const char* spec) {
+// A first step has the bits of bf16. Then the loss and each gradient are near those of bf16, and differ. empty: no
+// target of the first step counts, so that the scales of gradients are not measured; they are as small as in steps of
+// 65,536 tokens. With a scale of 1 all of them would become 0, an error of 1.
+static void check_fp8_errors(const char* spec, bool empty) {
     const int64_t B = 2, T = 128;
+    const float dloss = empty ? 1 / 65536.0f : 1 / (float)(B * T);
     cpu::Model start = cpu::variant_model(spec, 1, 1);
     draw_weights(start.params, sizeof(double), &start.table, &start.shard, &start.config, 1);
     std::vector<int32_t> tokens((size_t)(B * T + 1));
@@ -96,10 +172,13 @@ static void check_fp8_errors(const char* spec) {
     for (int in_fp8 = 0; in_fp8 < 2; in_fp8++) {
         with_fp8 = in_fp8;
         Model model = new_model(&start.config, start.params, B, T, RECOMPUTE_QKV, false);
-        take_steps(&model, 1, 1, 1 / (float)(B * T));
+        if (empty)
+            take_empty_step(&model, tokens.data(), dloss);
+        else
+            take_steps(&model, 1, 1, dloss);
         states[in_fp8] = fetch_state(&model);
         for (int again = 0; again < 3; again++) { // at once, captured, replayed
-            Floats got = training_gradient(&model, tokens.data(), &loss[in_fp8]);
+            Floats got = training_gradient(&model, tokens.data(), dloss, &loss[in_fp8]);
             CHECK(again == 0 || same_bits(got, grads[in_fp8]), "%s: gradients of call %d", spec, again);
             grads[in_fp8] = got;
         }
@@ -123,8 +202,9 @@ static void check_fp8_errors(const char* spec) {
         CHECK(error < FP8_GRADIENT_LIMIT, "%s: the gradient of %s is off by %.3f", spec, p->name, error);
         if (error > worst) worst = error, where = p->name;
     }
-    printf("%s: loss off by %.1e, limit %.0e; gradients by up to %.3f (%s), limit %g\n", spec,
-           fabs(loss[1] / loss[0] - 1), FP8_LOSS_LIMIT, worst, where, FP8_GRADIENT_LIMIT);
+    printf("%s%s: loss off by %.1e, limit %.0e; gradients by up to %.3f (%s), limit %g\n", spec,
+           empty ? ", after a step without targets" : "", fabs(loss[1] / loss[0] - 1), FP8_LOSS_LIMIT, worst,
+           where, FP8_GRADIENT_LIMIT);
     params_free(&table);
     cpu::model_free(&start);
 }
@@ -160,9 +240,15 @@ static void test_fp8(void) {
         SKIP("--fp8, which this GPU does not have");
         return;
     }
-    for (const char* spec : FP8_MODELS) check_fp8_errors(spec);
+    for (const char* spec : FP8_MODELS) check_fp8_errors(spec, false);
+    check_fp8_errors(FP8_MODELS[0], true);
     with_fp8 = true;
     for (const char* spec : FP8_MODELS) check_bits(spec, 128);
+    for (const char* spec : FP8_SWITCHES) check_bits(spec, 128);
+    check_streams(
+        "fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3");
+    check_streams("transformer-llama window_size=300 document_reset=true hidden_size=512 num_heads=4 "
+                  "intermediate_size=1408 vocab_size=257 num_hidden_layers=3");
     check_fp8_nan(FP8_MODELS[0]);
     with_fp8 = false;
 }

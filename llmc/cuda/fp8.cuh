@@ -51,13 +51,15 @@ typedef struct {
 enum { FP8_NOT_FINITE = 0x7f80 }; // bits of bf16 from which on a value is infinite or NaN
 
 // The largest power of two by which amax, as bits of bf16, can be multiplied within the format's range; 1 for
-// 0 and for what is not finite.
+// what is not finite. An amax of 0 says nothing, as after a first step of which no target counts: inputs are near
+// 1, and gradients from 2^-40 to 2^-8, as those of the mean loss over thousands of tokens are.
 __host__ __device__ static inline Fp8Scale fp8_scale(uint32_t amax, Fp8Format format) {
     const int most = format == FP8_E4M3 ? 8 : 15;      // the largest number is 1.75 times two to this
     int exponent = (int)(amax >> 7) - 127;             // of amax; -127 where it is denormal
     exponent = most - exponent - ((amax & 0x7f) > 96); // 96: a mantissa of 1.75
     if (exponent > 100) exponent = 100;
-    if (amax == 0 || amax >= FP8_NOT_FINITE) exponent = 0;
+    if (amax == 0) exponent = format == FP8_E4M3 ? 0 : 24;
+    if (amax >= FP8_NOT_FINITE) exponent = 0;
     return {ldexpf(1, -exponent), ldexpf(1, exponent)};
 }
 

@@ -353,7 +353,7 @@ static inline void linear_forward(T* out, const bf16* x, const std::common_type_
                          .ldb = l->x_stride,
                          .ldd = l->out_stride,
                          .d_type = type};
-    if (done == 0 || done < l->N)
+    if (done < l->N)
         linear_gemm(RANGE_FORWARD, l, shape,
                     {l->w + done * l->K, x, residual ? residual + done : NULL, out + done}, mm);
 }
@@ -368,8 +368,7 @@ static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linea
                          .ldb = l->out_stride,
                          .ldd = l->x_stride,
                          .d_type = CUDA_R_16BF};
-    if (left == 0 || left < l->N)
-        linear_gemm(RANGE_BACKWARD, l, shape, {l->w + left * l->K, dout + left, NULL, dx}, mm);
+    if (left < l->N) linear_gemm(RANGE_BACKWARD, l, shape, {l->w + left * l->K, dout + left, NULL, dx}, mm);
     linear_backward_fp8(dx, dout, left < l->N, l, mm);
 }
 

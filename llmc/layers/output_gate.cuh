@@ -191,5 +191,5 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     launch_after(kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a, partial.sums);
     if (gate->weight)
         add_head_partials(gate->dweight, partial.sums, groups, shape->NH, shape->dh, gate->shared,
-                          partial.stream(stream));
+                          partial.fork(stream));
 }

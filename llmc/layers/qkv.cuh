@@ -357,5 +357,5 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,
-                              shape->weight_stride == 0, partial.stream(stream));
+                              shape->weight_stride == 0, partial.fork(stream));
 }

@@ -45,7 +45,8 @@ struct NormPartial {
     float* sums;
     SideStream* beside; // NULL: the stream of the kernel that writes them
 
-    cudaStream_t stream(cudaStream_t own) const { return beside ? side_fork(beside) : own; }
+    // That stream, which waits for what is queued on `own`
+    cudaStream_t fork(cudaStream_t own) const { return beside ? side_fork(beside) : own; }
 };
 
 // Those of norms of a block, and two of its mixer: they may be in flight at once.
@@ -205,7 +206,7 @@ static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf1
     auto kernel = norm->dx8.data ? rmsnorm_backward_kernel<FP8_E5M2> : rmsnorm_backward_kernel<FP8_NONE>;
     int64_t blocks = resident_groups(kernel, threads, 1, norm->rows);
     CUDA_LAUNCH(kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm, partial.sums);
-    sum_rows(norm->dweight, partial.sums, blocks, norm->d, true, partial.stream(stream));
+    sum_rows(norm->dweight, partial.sums, blocks, norm->d, true, partial.fork(stream));
 }
 
 // ----------------------------------------------------------------------------

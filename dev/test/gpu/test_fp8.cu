@@ -122,6 +122,8 @@ static void test_scale() {
     CHECK(wrong == 0, "%d scales are wrong", wrong);
     for (uint32_t bits : {0u, (uint32_t)FP8_NOT_FINITE, 0x7fffu})
         CHECK(fp8_scale(bits, FP8_E4M3).scale == 1, "the scale of amax %x", bits);
+    const Fp8Scale unknown = fp8_scale(0, FP8_E5M2);
+    CHECK(unknown.scale == 1 << 24 && unknown.inverse == 1 / unknown.scale, "the scale of no gradient");
 }
 
 // ----------------------------------------------------------------------------
@@ -236,10 +238,17 @@ static void test_output_gate(const HeadShape& s, float scale) {
     dproj8.check("dgate8", columns(dproj.host(), S, 3 * d, d), 3 * d);
 }
 
-static void test_qkv(const HeadShape& s, float scale) {
+// documents: packed ones, with RoPE
+static void test_qkv(HeadShape s, float scale, bool documents) {
     const int64_t tokens = s.B * s.T, d = s.NH * s.dh, S = s.row_stride;
-    snprintf(test_case, sizeof test_case, "qkv T %lld NH %lld dh %lld", (long long)s.T, (long long)s.NH,
-             (long long)s.dh);
+    snprintf(test_case, sizeof test_case, "qkv T %lld NH %lld dh %lld%s", (long long)s.T, (long long)s.NH,
+             (long long)s.dh, documents ? ", documents" : "");
+    vector<int32_t> starts;
+    for (int64_t i = 0; i < tokens; i++) starts.push_back((int32_t)(i % s.T / 7 * 7));
+    const Buffer<int32_t> doc_start(starts);
+    Buffer<float> angles(s.T * s.dh);
+    rope_angles(angles, s.T, s.dh, 500000, 0);
+    if (documents) s.doc_start = doc_start;
     Drawn<bf16> proj(tokens * S), dout(tokens * d), weight(d, 0.3, 1);
     Drawn<float> rstd(tokens * s.NH, 0.1, 1);
     Buffer<bf16> dproj(tokens * S), dproj_beside(tokens * S);
@@ -252,11 +261,12 @@ static void test_qkv(const HeadShape& s, float scale) {
         paths[p].column = p * d, paths[p].shift = p == 0 ? -1 : 4 * d + p * s.NH;
         paths[p].eps = 1e-5f, paths[p].dout = dout, paths[p].rstd = rstd;
         paths[p].weight = p < 2 ? weight.p : NULL, paths[p].dweight = p < 2 ? dweight.p : NULL;
+        paths[p].rope = documents && p < 2;
     }
     dweight.zero(), dweight_beside.zero();
-    qkv_backward(paths, dproj, proj, NULL, {partial}, &s, Fp8Tensor(), 0);
+    qkv_backward(paths, dproj, proj, angles, {partial}, &s, Fp8Tensor(), 0);
     for (int p = 0; p < 2; p++) paths[p].dweight = dweight_beside;
-    qkv_backward(paths, dproj_beside, proj, NULL, {partial}, &s, dproj8.tensor, 0);
+    qkv_backward(paths, dproj_beside, proj, angles, {partial}, &s, dproj8.tensor, 0);
     check_same_bits("dproj", dproj, dproj_beside);
     check_same_bits("dweight", dweight, dweight_beside);
     dproj8.check("dproj8", columns(dproj.host(), S, 0, 3 * d));
@@ -503,10 +513,11 @@ int main(int argc, char** argv) {
         for (const HeadShape& s :
              {fused_shape(1, 33, 2, 64), fused_shape(2, 50, 3, 128), fused_shape(1, 9, 1, 48)}) {
             test_output_gate(s, 16);
-            test_qkv(s, 16);
+            for (bool documents : {false, true}) test_qkv(s, 16, documents);
         }
         if (!quick) test_output_gate(fused_shape(2, 700, 24, 64), 64);
-        if (!quick) test_qkv(fused_shape(2, 700, 24, 64), 64);
+        for (bool documents : {false, true})
+            if (!quick) test_qkv(fused_shape(2, 700, 24, 64), 64, documents);
         test_weights();
         test_history();
         for (int tune = 0; tune < 2; tune++) {

@@ -97,11 +97,8 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     }
     if (!all) cache_free(cache);
     if (!all) return NULL;
-    activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
-    if (layer->heads)
-        cache->heads = layer_heads_new(layer);
-    else
-        cache->acts.head_proj = cache->acts.proj, cache->acts.head_y = cache->acts.y;
+    cache->acts = extend_acts(&cache->table);
+    if (layer->heads) cache->heads = layer_heads_new(layer);
     matmul_init(&cache->matmul, !layer->deterministic, layer->stream);
     cache->layer = *layer;
     cache->mixer = mixer;

@@ -84,6 +84,14 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
 
 #undef EXTEND_ACTS
 
+// The tensors of an allocated table. Where ranks do not share heads, those of the rank's heads are those of all.
+static inline ExtendActs extend_acts(const Activations* table) {
+    ExtendActs a;
+    activations_layer(table, 0, &a, sizeof a);
+    if (!a.head_proj) a.head_proj = a.proj, a.head_y = a.y;
+    return a;
+}
+
 // The input of a linear layer: a norm of x.
 static inline MatvecInput extend_normed(const Layer* layer, const ExtendActs* a, const bf16* x,
                                         ParamKind kind) {
