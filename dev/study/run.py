@@ -285,7 +285,7 @@ class Job:
             self.optional("unpruned.json", trainer, "--init", self.run_folder, "--set", "log_pruning_tolerance=null",
                       "--eval", "OUT", "--val-data", data)
         script = ROOT / "scripts/eval/tasks/zero_shot.py"
-        for task, more in TASKS.items() if script.exists() else ():
+        for task, more in TASKS.items():
             self.optional(f"tasks/{task}.json", sys.executable, script, task, "--init", self.run_folder, "--trainer",
                           trainer, "--data", data, "--out", "OUT", *self.options.task_options.split(), *more)
         if self.line.measures == "needle":

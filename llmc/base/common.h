@@ -34,8 +34,6 @@ enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating
 
 enum { TARGET_NONE = -1 }; // in place of a target that does not count: it has no loss and no gradient
 
-#define FALLTHROUGH __attribute__((fallthrough)) // marks an intended fall-through between cases of a switch
-
 #define PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
 // ----------------------------------------------------------------------------

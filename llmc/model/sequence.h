@@ -42,11 +42,8 @@ static inline SequenceGroup sequence_group(int rank, int64_t sequence_ranks) {
     return group;
 }
 
-// The rank's tokens of a sequence of T; its first one.
+// The rank's tokens of a sequence of T.
 static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) { return T / g->size; }
-static inline int64_t sequence_first(const SequenceGroup* g, int64_t T) {
-    return g->rank * sequence_tokens(g, T);
-}
 
 // Head i of those that rank `rank` of `ranks` has.
 SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }

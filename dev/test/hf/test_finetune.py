@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from test_hf import BATCH, ROOT, dump, folder_of, open_model, run, train
+from test_hf import BATCH, dump, folder_of, open_model, run, train
 
 STEPS = 20
 

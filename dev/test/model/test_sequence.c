@@ -20,7 +20,6 @@ static void check_shares(int64_t T, int heads, int ranks) {
     for (int rank = 0; rank < ranks; rank++) {
         const SequenceGroup g = sequence_group(5 * ranks + rank, ranks); // of the sixth group
         CHECK(g.rank == rank && g.size == ranks, "rank %d of %d", g.rank, g.size);
-        CHECK(sequence_first(&g, T) == next, "rank %d of %d begins at token %d", rank, ranks, (int)next);
         next += sequence_tokens(&g, T);
         for (int i = 0; i < heads / ranks; i++) owners[sequence_head(rank, ranks, i)] += 1 + rank;
     }

@@ -35,7 +35,6 @@ exchange_open does.
 */
 #pragma once
 
-#include <time.h>
 #include "../../model/shard.h"
 #include "../world.h"
 #include "../../layers/global_norm.cuh"

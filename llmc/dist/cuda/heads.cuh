@@ -15,7 +15,6 @@ Called by sequence.cuh.
 */
 #pragma once
 
-#include "../../cuda/range.cuh"
 #include "../../layers/layer.cuh"
 
 // The block of each rank, NULL: left out; sequences are Tn stride elements apart, but in the rank's own block own_stride.

@@ -94,8 +94,10 @@ static inline void answer_end(Requests* r, JsonWriter* w, bool error) {
 }
 
 static inline void answer_error(Requests* r, const char* id, const char* message) {
-    if (r->adds_up) r->errors++;
-    if (r->adds_up) return;
+    if (r->adds_up) {
+        r->errors++;
+        return;
+    }
     JsonWriter w = answer_begin(id);
     json_put_string(&w, "error", message);
     answer_end(r, &w, true);
@@ -118,9 +120,7 @@ static inline bool request_matches(const Request* q) {
         return memmem(q->text.text.data, q->text.text.count, q->expected.text, q->expected.bytes) != NULL;
     if (ids->count == 0) return true;
     for (int64_t i = tokens->count - q->sequences[0].generated; i + ids->count <= tokens->count; i++)
-        if (ids->count == 0 ||
-            memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0)
-            return true;
+        if (memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0) return true;
     return false;
 }
 
