@@ -450,10 +450,7 @@ static bool start_file(Job* job, const InputFile* file, Error* err) {
     if (starts) {
         if (!end_document(job, err)) return false;
         job->counts[file->val].documents++;
-        if (!job->row) {
-            *token_buffer_reserve(&job->tokens, 1) = job->tokenizer.end_of_text;
-            job->tokens.count = 1;
-        }
+        if (!job->row) token_buffer_add(&job->tokens, job->tokenizer.end_of_text);
     }
     job->previous = file;
     job->text.count = 0;

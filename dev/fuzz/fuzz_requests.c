@@ -24,8 +24,8 @@ static void finish_sequence(Requests* r, Sequence* s) {
     for (int64_t i = 0; i < s->most_tokens && i < 40; i++) {
         uint32_t token = s->tokens.data[(i * 7 + 1) % s->tokens.count];
         if (token == r->engine.end_of_text) break;
-        *token_buffer_reserve(&s->tokens, 1) = token;
-        s->tokens.count++, s->generated++;
+        token_buffer_add(&s->tokens, token);
+        s->generated++;
         if (!r->engine.on_token(s, token)) break;
     }
     r->engine.on_end(s);

@@ -87,8 +87,7 @@ static inline TokenBuffer maps_prompt(const Run* run) {
     }
     Tokenizer tokenizer = sample_tokenizer(run, true);
     TokenBuffer ids = {NULL, 0, 0};
-    *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
-    ids.count = 1;
+    token_buffer_add(&ids, (uint32_t)config_end_of_text(&run->config));
     text_encode(&tokenizer, o->json_escape, text, bytes, &ids);
     tokenizer_free(&tokenizer);
     free(text);

@@ -53,6 +53,17 @@ static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
     return b->data + b->count;
 }
 
+static inline void token_buffer_add(TokenBuffer* b, uint32_t id) {
+    *token_buffer_reserve(b, 1) = id;
+    b->count++;
+}
+
+// Appends n ids.
+static inline void token_buffer_append(TokenBuffer* b, const uint32_t* ids, int64_t n) {
+    memcpy(token_buffer_reserve(b, n), ids, (size_t)n * sizeof *ids);
+    b->count += n;
+}
+
 // ----------------------------------------------------------------------------
 // GPT-2: splitting text into words
 

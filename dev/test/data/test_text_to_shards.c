@@ -265,8 +265,7 @@ static void test_pieces(void) {
     write_bytes(DIR_ "long", text.data, text.count);
     if (!tokenizer_gpt2(&t, VOCAB, &err)) die("%s", err.msg);
     json_escape(text.data, text.count, &escaped);
-    *token_buffer_reserve(&want, 1) = t.end_of_text;
-    want.count = 1;
+    token_buffer_add(&want, t.end_of_text);
     tokenizer_encode(&t, escaped.data, escaped.count, &want);
     run_ok("--tokenizer gpt2 --vocab " VOCAB " --json-escape --out " DIR_ "p " DIR_ "long", "1 document");
     Shards s = read_shards(DIR_ "p", "train");

@@ -48,8 +48,7 @@ static Sequence* mixed_sequences(const Model* model, int64_t count) {
         int64_t shared = (int64_t)(random_uniform(1, 0, (uint64_t)i) * 90),
                 length = 2 + (int64_t)(random_uniform(1, 1, (uint64_t)i) * 110);
         for (int64_t t = 0; t < length; t++)
-            *token_buffer_reserve(&s->tokens, 1) = (uint32_t)(t < shared ? tokens[t] : own[t]),
-                                              s->tokens.count++;
+            token_buffer_add(&s->tokens, (uint32_t)(t < shared ? tokens[t] : own[t]));
         s->greedy = true;
         s->scored = 1 + (length - 1) * (i % 2) / 2;
         if (i % 3 == 0) {
@@ -224,8 +223,7 @@ static void check_forgetting(void) {
         int32_t* tokens = random_tokens(&model, T, 0);
         Sequence s, *order = &s;
         memset(&s, 0, sizeof s);
-        for (int t = 0; t < T; t++)
-            *token_buffer_reserve(&s.tokens, 1) = (uint32_t)tokens[t], s.tokens.count++;
+        for (int t = 0; t < T; t++) token_buffer_add(&s.tokens, (uint32_t)tokens[t]);
         s.scored = T - 1;
         engine_add(&g, &order, 1);
         run_engine(&g);
@@ -256,13 +254,11 @@ static void check_reused(const char* name, bool drops_unseen) {
             int32_t *before = random_tokens(&model, T, 9), *tokens = random_tokens(&model, T, (uint64_t)i);
             Sequence s, *order = &s;
             memset(&s, 0, sizeof s);
-            for (int64_t t = 0; t < T - 1; t++)
-                *token_buffer_reserve(&s.tokens, 1) = (uint32_t)before[t], s.tokens.count++;
+            for (int64_t t = 0; t < T - 1; t++) token_buffer_add(&s.tokens, (uint32_t)before[t]);
             s.most_tokens = 1;
             if (used) engine_add(&g, &order, 1), run_engine(&g);
             order = &all[used][i];
-            for (int64_t t = 0; t < 1 + 5 * i; t++)
-                *token_buffer_reserve(&order->tokens, 1) = (uint32_t)tokens[t], order->tokens.count++;
+            for (int64_t t = 0; t < 1 + 5 * i; t++) token_buffer_add(&order->tokens, (uint32_t)tokens[t]);
             SamplerSettings sampling = {1, 0, 1, 0, 3};
             order->most_tokens = 40, order->sampling = sampling;
             engine_add(&g, &order, 1);
@@ -291,8 +287,7 @@ static void check_window(void) {
         int32_t* tokens = random_tokens(&model, T, 0);
         Sequence s, *order = &s;
         memset(&s, 0, sizeof s);
-        for (int t = 0; t < T; t++)
-            *token_buffer_reserve(&s.tokens, 1) = (uint32_t)tokens[t], s.tokens.count++;
+        for (int t = 0; t < T; t++) token_buffer_add(&s.tokens, (uint32_t)tokens[t]);
         s.scored = 1;
         engine_add(&g, &order, 1);
         run_engine(&g);
@@ -316,8 +311,7 @@ static void check_not_finite(void) {
     Sequence all[2], *order[2] = {&all[0], &all[1]};
     memset(all, 0, sizeof all);
     for (uint32_t i = 0; i < 2; i++) {
-        for (uint32_t t = 0; t < 5; t++)
-            *token_buffer_reserve(&all[i].tokens, 1) = i + t, all[i].tokens.count++;
+        for (uint32_t t = 0; t < 5; t++) token_buffer_add(&all[i].tokens, i + t);
         all[i].scored = 1, all[i].most_tokens = i ? 4 : 0;
     }
     engine_add(&g, order, 2);

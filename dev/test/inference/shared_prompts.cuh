@@ -58,8 +58,7 @@ static void prompt_engine(Engine* g, const Trainer* trainer, Model* model, const
 
 static Sequence prompt_sequence(const uint32_t* tokens, int64_t count, int64_t scored) {
     Sequence s = {};
-    memcpy(token_buffer_reserve(&s.tokens, count), tokens, (size_t)count * sizeof *tokens);
-    s.tokens.count = count;
+    token_buffer_append(&s.tokens, tokens, count);
     s.scored = scored;
     s.greedy = true;
     return s;

@@ -44,9 +44,7 @@ static void test_vectors(const Tokenizer* t, const char* path, int expected_line
         json_unescape(text, (size_t)(end - text), true, text, &n);
         TokenBuffer want = {0}, got = {0};
         while (*ids != ']') {
-            uint32_t* slot = token_buffer_reserve(&want, 1);
-            *slot = (uint32_t)strtoul(ids, &ids, 10);
-            want.count++;
+            token_buffer_add(&want, (uint32_t)strtoul(ids, &ids, 10));
             ids += *ids == ',';
         }
         tokenizer_encode(t, text, n, &got);

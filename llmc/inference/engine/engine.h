@@ -476,8 +476,7 @@ static inline bool engine_continue(Engine* g, Sequence* s, int64_t token) {
     s->failed = token < 0;
     s->stopped = token == g->end_of_text;
     if (s->failed || s->stopped) return false;
-    *token_buffer_reserve(&s->tokens, 1) = (uint32_t)token;
-    s->tokens.count++;
+    token_buffer_add(&s->tokens, (uint32_t)token);
     s->generated++;
     s->stopped = !g->on_token(s, token);
     return !s->stopped && s->generated < s->most_tokens;

@@ -315,9 +315,7 @@ static inline bool generation_run(Generation* g, const Run* run, const Trainer* 
     engine.on_end = sample_on_end;
     for (int64_t k = 0; k < g->count; k++) {
         Sequence* s = sequences[k] = &g->samples[k].sequence;
-        memcpy(token_buffer_reserve(&s->tokens, ids->count), ids->data,
-               (size_t)ids->count * sizeof *ids->data);
-        s->tokens.count = ids->count;
+        token_buffer_append(&s->tokens, ids->data, ids->count);
         s->most_tokens = n;
         s->sampling = sampling_of(&run->options, (uint64_t)run->options.seed, k);
         s->owner = &g->samples[k];
@@ -349,8 +347,7 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
         stop->text = xstrdup(o->stop.items[i]);
         stop->bytes = strlen(o->stop.items[i]);
     }
-    *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
-    ids.count = 1;
+    token_buffer_add(&ids, (uint32_t)config_end_of_text(&run->config));
     if (tokenizer->vocab_size > 0) text_encode(tokenizer, o->json_escape, prompt, prompt_bytes, &ids);
     const int64_t begin = last_document(&run->config, &ids);
     memmove(ids.data, ids.data + begin, (size_t)(ids.count - begin) * sizeof *ids.data);

@@ -200,8 +200,7 @@ static inline bool request_ids(const Requests* r, const Json* j, int node, const
         if (id < 0 || id >= V)
             return fail(err, "\"%s\": token %lld, of a vocabulary of %lld", name, (long long)id,
                         (long long)V);
-        *token_buffer_reserve(ids, 1) = (uint32_t)id;
-        ids->count++;
+        token_buffer_add(ids, (uint32_t)id);
     }
     return true;
 }
@@ -333,13 +332,6 @@ static inline bool request_sampling(const Request* q, const Json* j, Sequence* s
 // ----------------------------------------------------------------------------
 // a line: its sequences
 
-// Appends tokens [first, last) of ids.
-static inline void token_buffer_append(TokenBuffer* to, const TokenBuffer* ids, int64_t first, int64_t last) {
-    memcpy(token_buffer_reserve(to, last - first), ids->data + first,
-           (size_t)(last - first) * sizeof *ids->data);
-    to->count += last - first;
-}
-
 // Adds tokens [begin, end) of ids as a sequence like s, scored from `scored` on.
 static inline void request_add(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
                                int64_t end, int64_t scored) {
@@ -347,7 +339,7 @@ static inline void request_add(Request* q, const Sequence* s, const TokenBuffer*
     Sequence* added = &q->sequences[q->count++];
     *added = *s;
     added->scored = scored - begin;
-    token_buffer_append(&added->tokens, ids, begin, end);
+    token_buffer_append(&added->tokens, ids->data + begin, end - begin);
 }
 
 // The same, of each document in them one sequence: from its end of text to that of the next one, its last
@@ -382,8 +374,7 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
     int64_t scored = 1, rows;
     Sequence s;
     memset(&s, 0, sizeof s);
-    *token_buffer_reserve(ids, 1) = (uint32_t)config_end_of_text(&q->of->run->config);
-    ids->count = 1;
+    token_buffer_add(ids, (uint32_t)config_end_of_text(&q->of->run->config));
     if (q->type == REQUEST_SCORE && !request_pair(q->of, j, ids, &scored, err)) return false;
     if (q->type == REQUEST_ROLLING && !request_tokens(q->of, j, "text", true, ids, err)) return false;
     if (q->type == REQUEST_GENERATE &&
