@@ -199,8 +199,8 @@ static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
     auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
-    launch_after(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, 0, stream, a, squares,
-                 proj, angles, shape->doc_start);
+    launch_after(kernel, head_norm_groups(shape) * a.units, heads.threads, 0, stream, a, squares, proj,
+                 angles, shape->doc_start);
 }
 
 // ----------------------------------------------------------------------------

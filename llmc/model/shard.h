@@ -48,6 +48,16 @@ static inline ShardPart shard_part(const Shard* s, int bucket) {
     return part;
 }
 
+// The elements of a rank's part of the largest bucket.
+static inline int64_t shard_largest_part(const Shard* s) {
+    int64_t largest = 0;
+    for (int b = 0; b < s->num_buckets; b++) {
+        const int64_t count = shard_part(s, b).count;
+        if (count > largest) largest = count;
+    }
+    return largest;
+}
+
 // What elements [begin, end) of the flat buffer and the rank's part of a bucket have in common; count 0:
 // nothing.
 static inline ShardPart shard_overlap(const Shard* s, int bucket, int64_t begin, int64_t end) {

@@ -33,13 +33,8 @@ static inline int64_t gpu_shard_bytes(const Shard* shard) { return 3 * 4 * shard
 // Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s with a third of the 25 MiB of
 // partial sums of norms' gradients, and the inboxes for other GPUs' gradients.
 static inline int64_t gpu_overhead_bytes(const Shard* shard) {
-    int64_t largest = 0; // part of a bucket
     if (shard->size == 1) return (int64_t)530 << 20;
-    for (int b = 0; b < shard->num_buckets; b++) {
-        const int64_t count = shard_part(shard, b).count;
-        if (count > largest) largest = count;
-    }
-    return ((int64_t)1452 << 20) + (shard->size - 1) * largest * 4;
+    return ((int64_t)1452 << 20) + (shard->size - 1) * shard_largest_part(shard) * 4;
 }
 
 // Rows of logits, of row stride Vs, in memory at once: those of all tokens would be more than all else for a

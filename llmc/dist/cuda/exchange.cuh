@@ -227,16 +227,6 @@ static inline void exchange_time(const Exchange* e, int bucket, int what, bool c
 // ----------------------------------------------------------------------------
 // opening
 
-// The largest message of one rank to another, in floats: a part of a bucket.
-static inline int64_t exchange_largest_part(const Shard* shard) {
-    int64_t largest = 0;
-    for (int b = 0; b < shard->num_buckets; b++) {
-        int64_t count = shard_part(shard, b).count;
-        if (count > largest) largest = count;
-    }
-    return largest;
-}
-
 // Collective: connects the ranks' GPUs. fp32_begin stays the caller's.
 static inline Exchange exchange_open(World* world, const Shard* shard, const int64_t* fp32_begin) {
     Exchange e;
@@ -258,7 +248,7 @@ static inline Exchange exchange_open(World* world, const Shard* shard, const int
     }
     CUDA_CHECK(cudaMalloc((void**)&e.clock, sizeof *e.clock));
     CUDA_CHECK(cudaMemset(e.clock, 0, sizeof *e.clock));
-    peers_open(&e.peers, world, world->size, exchange_largest_part(shard) * (int64_t)sizeof(float));
+    peers_open(&e.peers, world, world->size, shard_largest_part(shard) * (int64_t)sizeof(float));
     CUDA_CHECK(cudaMalloc((void**)&e.times, (size_t)shard->size * sizeof *e.times));
     return e;
 }
