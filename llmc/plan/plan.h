@@ -209,14 +209,16 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
                tokens[RATE_INITIAL]);
 }
 
-// Prints the whole plan: `rows` of memory, of which `activations` gets its bytes here.
-static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows, int activations) {
+enum { PLAN_ACTIVATIONS = 2 }; // of plan_print's rows
+
+// Prints the whole plan: `rows` of memory, of which that of activations gets its bytes here.
+static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows) {
     const int64_t wanted = p->run->options.recompute;
     const int fitting = plan_recompute(p);
     const Recompute level = fitting >= 0             ? (Recompute)fitting
                             : wanted == OPTION_UNSET ? RECOMPUTE_BLOCK
                                                      : (Recompute)wanted;
-    rows[activations].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
+    rows[PLAN_ACTIVATIONS].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
     run_print_plan(p->run, rows, num_rows);
     plan_print_levels(p, level, fitting >= 0);
     plan_print_time(p->run, p->gpu.known, level);
@@ -242,7 +244,7 @@ static inline void plan_print_gpu(const GpuPlan* p) {
                         {"samples, requests", p->cache_bytes},
                         {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
                         {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
-    plan_print(p, rows, sizeof rows / sizeof rows[0], 2);
+    plan_print(p, rows, sizeof rows / sizeof rows[0]);
 }
 
 // ----------------------------------------------------------------------------
@@ -277,7 +279,7 @@ static inline void plan_print_estimate(const Run* run) {
     for (int i = 0; i < num_rows; i++) p.besides += rows[i].bytes;
     p.besides += GPU_SPARE_BYTES;
     p.room = p.gpu.memory - p.besides;
-    plan_print(&p, rows, num_rows, 2);
+    plan_print(&p, rows, num_rows);
     if (run->options.sample_every > 0 || run->eval_tokens > 0)
         printf("without the cache of --sample-every and --eval-requests, which ./train_foxcu --dry-run plans "
                "too\n");

@@ -531,8 +531,8 @@ static inline DecayBackwardTensors decay_backward_tensors(const DecayWork* work,
             .k = decay_keys(a->k, s, keys),
             .v = decay_values(a->v, s, s->value_row, keys),
             .dout = decay_values(g->dout, s, s->NH * DECAY_V, queries),
-            .state = decay_stored(F::ROWS_ARE_QUERIES ? work->states : work->dstates, work, s, DECAY_K),
-            .before = decay_stored(work->states, work, s, DECAY_K)};
+            .state = decay_stored(F::ROWS_ARE_QUERIES ? work->states : work->dstates, work, s),
+            .before = decay_stored(work->states, work, s)};
 }
 
 static inline void decay_dq(const DecayWork* work, const ScanBackward* g, const Scan* a, const ScanShape* s,

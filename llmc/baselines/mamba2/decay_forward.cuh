@@ -251,7 +251,7 @@ static inline void decay_output(bf16* o, const DecayWork* work, const Scan* a, c
                                 cudaStream_t stream) {
     DecayOutputTensors t = {decay_keys(a->q, s, 16), decay_keys(a->k, s, DECAY_CHUNK),
                             decay_values(a->v, s, s->value_row, DECAY_CHUNK),
-                            decay_stored(work->states, work, s, DECAY_K)};
+                            decay_stored(work->states, work, s)};
     scan_launch<DecayOutput>(decay_output_kernel, s->B * work->chunks * work->groups, stream, o, t, *work,
                              *s);
 }

@@ -357,8 +357,8 @@ static inline PanelTensor decay_values(const bf16* x, const ScanShape* s, int64_
     return panel_tensor(x, s->B, s->T, s->NH, row_stride, rows);
 }
 // Stored states, one after another
-static inline PanelTensor decay_stored(const bf16* x, const DecayWork* work, const ScanShape* s, int rows) {
-    return panel_tensor(x, 1, s->B * s->NH * work->chunks * DECAY_K, 1, DECAY_V, rows);
+static inline PanelTensor decay_stored(const bf16* x, const DecayWork* work, const ScanShape* s) {
+    return panel_tensor(x, 1, s->B * s->NH * work->chunks * DECAY_K, 1, DECAY_V, DECAY_K);
 }
 
 template <ScanChains CHAINS>
