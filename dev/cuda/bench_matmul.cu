@@ -31,6 +31,25 @@ static Fp8Tensor quantize(const bf16* x, int64_t n, int64_t columns, bool small,
 }
 static Matmul choices[2]; // first algorithm, tuned
 
+// Prints the times of a GEMM, and returns them in milliseconds. `kind` follows them.
+static std::vector<double> time_form(int form, const char* name, const Linear& linear, bf16* out, bf16* dx,
+                                     const bf16* x, const bf16* dout, const char* kind) {
+    const std::vector<double> ms = milliseconds(
+        2, 11, [] {},
+        [&](int choice) {
+            Matmul* mm = &choices[choice];
+            if (form == FORWARD) linear_forward(out, x, NULL, &linear, mm);
+            if (form == FORWARD_ADD) linear_forward(out, x, dout, &linear, mm);
+            if (form == BACKWARD_INPUT) linear_backward_input(dx, dout, &linear, mm);
+            if (form == BACKWARD_WEIGHT) linear_backward_weight(dout, x, &linear, mm);
+        });
+    const double flop = 2e-9 * (double)linear.rows * (double)linear.N * (double)linear.K;
+    printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s%s\n", name,
+           (long long)linear.N, (long long)linear.K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1],
+           kind);
+    return ms;
+}
+
 // Prints the times of a layer's two GEMMs in FP8. Its outputs are overwritten.
 static void layer_fp8_gemms(bool residual, const char* name, Linear linear, const bf16* x, const bf16* dout,
                             bf16* dx, bf16* out) {
@@ -45,19 +64,8 @@ static void layer_fp8_gemms(bool residual, const char* name, Linear linear, cons
                   .x = quantize<FP8_E4M3>(x, M * K, K, false, scales + 1),
                   .dout = quantize<FP8_E5M2>(dout, M * N, N, false, scales + 2),
                   .N = N};
-    for (int form : {residual ? FORWARD_ADD : FORWARD, BACKWARD_INPUT}) {
-        std::vector<double> ms = milliseconds(
-            2, 11, [] {},
-            [&](int choice) {
-                Matmul* mm = &choices[choice];
-                if (form == FORWARD) linear_forward(out, x, NULL, &linear, mm);
-                if (form == FORWARD_ADD) linear_forward(out, x, dout, &linear, mm);
-                if (form == BACKWARD_INPUT) linear_backward_input(dx, dout, &linear, mm);
-            });
-        const double flop = 2e-9 * (double)M * (double)N * (double)K;
-        printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s   FP8\n",
-               name, (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
-    }
+    for (int form : {residual ? FORWARD_ADD : FORWARD, BACKWARD_INPUT})
+        time_form(form, name, linear, out, dx, x, dout, "   FP8");
     for (const Fp8Tensor& t : {w, transposed, linear.fp8.x, linear.fp8.dout}) {
         CUDA_CHECK(cudaFree(t.data));
         CUDA_CHECK(cudaFree(t.amax));
@@ -77,18 +85,7 @@ static void layer(double total[2], int64_t times, bool residual, const char* nam
     Linear linear = {w, dw, M, N, K, stride, K};
     for (int form = 0; form < NUM_FORMS; form++) {
         if (form == (residual ? FORWARD : FORWARD_ADD)) continue;
-        std::vector<double> ms = milliseconds(
-            2, 11, [] {},
-            [&](int choice) {
-                Matmul* mm = &choices[choice];
-                if (form == FORWARD) linear_forward(out, x, NULL, &linear, mm);
-                if (form == FORWARD_ADD) linear_forward(out, x, dout, &linear, mm);
-                if (form == BACKWARD_INPUT) linear_backward_input(dx, dout, &linear, mm);
-                if (form == BACKWARD_WEIGHT) linear_backward_weight(dout, x, &linear, mm);
-            });
-        double flop = 2e-9 * (double)M * (double)N * (double)K;
-        printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s\n", name,
-               (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
+        const std::vector<double> ms = time_form(form, name, linear, out, dx, x, dout, "");
         for (int i = 0; i < 2; i++) total[i] += (double)times * ms[i];
     }
     if (has_fp8) layer_fp8_gemms(residual, name, linear, x, dout, dx, out);

@@ -282,6 +282,22 @@ static inline int leftovers(void) {
     return count;
 }
 
+// Kills a child of test_fork, which writes a byte after each of its saves, in the middle of a later one: of which
+// depends on the round. At least one whole checkpoint is left.
+static inline void check_killed(pid_t child, const int pipe_ends[2], int round) {
+    char byte;
+    int64_t* steps;
+    for (int saves = 0; saves <= round % 3; saves++)
+        CHECK(read(pipe_ends[0], &byte, 1) == 1, "the child failed");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(pipe_ends[0]);
+    int count = checkpoint_list(out, &steps, &err);
+    CHECK(count >= 1, "%s", count < 0 ? err.msg : "no checkpoint is left");
+    for (int i = 0; i < count; i++) CHECK(loads(folder_of(steps[i])), "%s", err.msg);
+    free(steps);
+}
+
 // Runs the tests, each in an empty folder; returns the exit code of main.
 static inline int run_checkpoint_tests(void (*const tests[])(void), size_t count, const char* scratch) {
     make_model();

@@ -273,19 +273,7 @@ static void test_killed(void) {
             for (int64_t step = 2;; step++)
                 if (!save_filled(step, 1) || write(STDERR_FILENO, "x", 1) != 1) _exit(1);
         }
-        // after a number of saves, which depends on the round, the child is in the middle of the next one
-        char byte;
-        for (int saves = 0; saves <= round % 3; saves++)
-            CHECK(read(pipe_ends[0], &byte, 1) == 1, "the child failed");
-        kill(child, SIGKILL);
-        waitpid(child, NULL, 0);
-        close(pipe_ends[0]);
-
-        int64_t* steps;
-        int count = checkpoint_list(out, &steps, &err);
-        CHECK(count >= 1, "%s", count < 0 ? err.msg : "no checkpoint is left");
-        for (int i = 0; i < count; i++) CHECK(loads(folder_of(steps[i])), "%s", err.msg);
-        free(steps);
+        check_killed(child, pipe_ends, round);
     }
 }
 

@@ -410,17 +410,7 @@ static void test_killed(void) {
                 if (!ok || !saver_finish(&s, NULL, &err)) _exit(1);
             }
         }
-        char byte;
-        for (int saves = 0; saves <= round % 3; saves++)
-            CHECK(read(pipe_ends[0], &byte, 1) == 1, "the child failed");
-        kill(child, SIGKILL);
-        waitpid(child, NULL, 0);
-        close(pipe_ends[0]);
-        int64_t* steps;
-        int count = checkpoint_list(out, &steps, &err);
-        CHECK(count >= 1, "%s", count < 0 ? err.msg : "no checkpoint is left");
-        for (int i = 0; i < count; i++) CHECK(loads(folder_of(steps[i])), "%s", err.msg);
-        free(steps);
+        check_killed(child, pipe_ends, round);
     }
 }
 
