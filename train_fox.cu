@@ -62,7 +62,7 @@ finite changes nothing on the device itself.
     X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
-    X(float, angles, SHARED, ranks * T * dh)        /* [T,dh/2,2] of RoPE */ \
+    X(float, angles, SHARED, config->use_rope * ranks * T * dh) /* [T,dh/2,2] of RoPE */ \
     X(float, delta, SHARED, backward * (gates_output || shared) * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \

@@ -52,6 +52,11 @@ static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, 
     return (ranks - 1) * sequence_message_bytes(&proj, rows);
 }
 
+// Cosines and sines of RoPE, of T positions.
+static inline int64_t gpu_angles_bytes(const Config* c, int64_t T) {
+    return c->use_rope ? T * config_head_size(c) * 4 : 0;
+}
+
 // What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the gradient
 // of that, o, delta, and the other GPUs' messages.
 static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
@@ -60,9 +65,9 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const HeadColumns proj = head_columns_of_proj(table, c, ranks);
     const int64_t L = recompute == RECOMPUTE_BLOCK ? 1 : c->num_hidden_layers, BT = B * T;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    const int64_t row = head_columns_bytes(&proj) * ranks, angles = 4 * (c->hidden_size / c->num_heads);
+    const int64_t row = head_columns_bytes(&proj) * ranks;
     return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
-           gpu_inbox_bytes(c, table, BT, ranks) + (ranks - 1) * T * angles;
+           gpu_inbox_bytes(c, table, BT, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
 }
 
 // Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have
@@ -83,6 +88,6 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
                            outputs * (recompute == RECOMPUTE_NONE ? L : 1);
     // scratch of attention's backward pass, or of the embedding's
     const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
-    return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + T * (d / NH) * 4 +
+    return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + gpu_angles_bytes(c, T) +
            (dq > sorted ? dq : sorted);
 }
