@@ -318,8 +318,11 @@ def main():
         return
     if not options.trainer.exists():
         raise Error(f"{options.trainer}: not built: make train_foxcu")
-    if not all(map(plan.task_of, study.chosen)) and not Path(f"{options.corpus}.json").exists():
-        raise Error(f"{options.corpus}.json: not there: dev/study/corpus/corpus.sh makes the corpus")
+    if not all(map(plan.task_of, study.chosen)):
+        if not options.corpus:
+            raise Error("--corpus PREFIX is missing: of the shards that dev/study/corpus/corpus.sh writes")
+        if not Path(f"{options.corpus}.json").exists():
+            raise Error(f"{options.corpus}.json: not there: dev/study/corpus/corpus.sh makes the corpus")
     workers = [threading.Thread(target=study.work, args=(gpu,)) for gpu in gpus_of(options)]
     for worker in workers:
         worker.start()

@@ -61,6 +61,8 @@ check "list" study --minutes 5 --list
 equals "next next not not waits next" "$(awk '{ printf "%s%s", s, $4; s = " " }' $scratch/stdout)"
 dies "has no run nope" study --minutes 5 nope
 dies "nope.json: not there" study --minutes 5 --corpus nope
+dies "--corpus PREFIX is missing" $python dev/study/run.py --minutes 5 --work $scratch/checkpoints --results $scratch/out \
+    --trainer ./train_fox --runs $scratch/runs.txt
 
 # a run that is stopped leaves its checkpoint, and the next command goes on from it; runs too long do not start
 check "stopped" $python - $scratch <<'END'

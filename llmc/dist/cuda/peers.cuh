@@ -69,7 +69,8 @@ static inline char* peers_inbox(const Peers* p, int at, int from) {
 
 static inline void peers_check(CUresult result, const char* call) {
     if (result != CUDA_SUCCESS)
-        die("%s failed with error %d; NCCL_P2P_DISABLE=1 avoids it", call, (int)result);
+        die("%s failed with error %d; NCCL_P2P_DISABLE=1 avoids it, without --sequence-ranks", call,
+            (int)result);
 }
 
 // Collective: unmaps and frees the memory.
