@@ -9,9 +9,9 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
-the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the
-device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not
-finite changes nothing on the device itself.
+the exchanges with other ranks' GPUs (exchange.cuh and sequence.cuh of llmc/dist/cuda), which have one each.
+The host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss
+or gradient is not finite changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
@@ -116,7 +116,7 @@ static void attention_init(const Layer* layer) {
                     config_head_size(layer->config), layer->config->rope_base, layer->stream);
 }
 
-// The same with the activations of a pass.
+// attention_paths with the activations of a pass.
 static void attention_pass_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     bf16 *const out[] = {a->q, a->k, a->v}, *const dout[] = {a->dq, a->dk, a->dv};
     attention_paths(layer, paths);

@@ -205,8 +205,7 @@ static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 typedef struct {
     // dies where the kernels do not support passes over [B, T] tokens
     void (*check)(const Config*, int64_t B, int64_t T);
-    // adds the tensors of such a pass; bytes of Layer.scratch besides
-    // on one of `ranks` that share a sequence
+    // adds the tensors of such a pass on one of `ranks` that share a sequence; bytes of Layer.scratch besides
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute,
                         int ranks);
     size_t (*scratch_bytes)(const Layer*);

@@ -132,7 +132,7 @@ static inline void nccl_check_network(ncclComm_t comm, World* world) {
     nccl_check(state, "the communicator", __FILE__, __LINE__);
 }
 
-// Operations between group_begin and group_end are issued as one.
+// Operations between nccl_group_begin and nccl_group_end are issued as one.
 static inline void nccl_group_begin(void) { NCCL_CHECK(ncclGroupStart()); }
 static inline void nccl_group_end(void) { NCCL_CHECK(ncclGroupEnd()); }
 

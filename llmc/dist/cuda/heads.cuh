@@ -11,7 +11,7 @@ up to eight heads' logits of gates. Other columns of whole rows stay as they are
 Weights that a head has of its own, of QK norm and the gate's bias, are copied to [heads] of the rank before its
 kernels run, and their gradients are added to those of all heads after: the kernels know of no ranks.
 
-Called by sequence.cuh.
+Called by sequence.cuh and prompt.cuh.
 */
 #pragma once
 

@@ -21,7 +21,8 @@ only queues. Invariants of message n, each with the line that keeps it:
     was read.
  6. Memory is freed when no rank has it mapped.             world_barrier in peers_close
 
-Called by exchange.cuh and sequence.cuh, each with peers of its own. Ranks are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
+Called by exchange.cuh with peers of its own, and by sequence.cuh and prompt.cuh with those of the group. Ranks
+are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
 returns false. A message that never comes is ended by the watch (llmc/dist/watch.h).
 */
 #pragma once

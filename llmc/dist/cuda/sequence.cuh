@@ -22,9 +22,10 @@ message into a wait, which a CUDA graph would repeat: passes of ranks that share
                       `ready` |                                     ^ `done`
     exchange's stream         split -> copies -> rows of the inboxes |
 
-Each function returns at once where layer->heads is NULL; its tensors are then the same ones on both sides.
-Called by attention and, for losses, by the GPU trainer. An error of CUDA ends the program; a message that never
-comes is ended by the watch (llmc/dist/watch.h).
+Where layer->heads is NULL the exchanges of a pass return at once, but for in_proj_to_heads, which attention then
+does not call: their tensors are the same ones on both sides. Called by attention, for losses by the GPU trainer,
+and for inference by prompt.cuh. An error of CUDA ends the program; a message that never comes is ended by the
+watch (llmc/dist/watch.h).
 */
 #pragma once
 

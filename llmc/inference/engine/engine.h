@@ -14,9 +14,10 @@ is forked.
           ...
 
 Without free slots or pages nodes wait, or are put back: they give up their pages and read their tokens again
-later. The oldest one goes on always, so the engine never stops short of the end. A sequence's results have
-the same bits in any company, whether it is put back or not. Ranks that share the heads of sequences have the same engine
-(lockstep.h).
+later. The oldest one goes on always, so the engine never stops short of the end. On the CPU a sequence's
+results have the same bits in any company, whether it is put back or not. On the GPU they are the same but for
+rounding: company decides the sizes of passes, on which GEMM kernels and the pruning of prompts depend. Ranks that
+share the heads of sequences have the same engine (lockstep.h).
 
 Called by requests.h and generate.h. The owner of a sequence gets its tokens and its end through callbacks.
 */
