@@ -48,9 +48,8 @@ typedef struct {
     const Activations* mixer;
     const Activations* mlp;
     RankHeads* heads; // NULL: all heads and all tokens are here; else T is that of the rank's tokens, or rows
-    const int32_t*
-        doc_start; // [B,T] of whole sequences (llmc/model/documents.h); NULL without document_reset
-    void* scratch; // of one kernel at a time
+    const int32_t* doc_start; // [B,T] of whole sequences (documents.h); NULL without document_reset
+    void* scratch;            // of one kernel at a time
     NormPartial partial[NUM_NORM_PARTIALS]; // [0] of the block's norms, the others of its mixer
     Matmul* matmul;
     WeightStream* weight_stream;

@@ -43,9 +43,8 @@ struct QkvArgs {
     HeadPath paths[3];
     int64_t row_stride, columns;
     int tokens, T, NH, dh, weight_stride;
-    int units; // thread blocks for the three paths of a token
-    int segment, segments_of_T,
-        segments; // of the backward pass: tokens of one, number in a sequence and in all
+    int units;                            // thread blocks for the three paths of a token
+    int segment, segments_of_T, segments; // backward: tokens of one; number in a sequence, and in all
 };
 
 // ----------------------------------------------------------------------------

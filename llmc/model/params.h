@@ -57,8 +57,7 @@ typedef struct {
     int64_t shape[3];
     int64_t count;  // elements
     int64_t offset; // of its first element in the flat buffer
-    int64_t
-        column; // its first row in the fused projection, so its first column in the output; -1: no part of it
+    int64_t column; // its first row in the fused projection, and column of the output; -1: no part of it
     ParamInit init;
     double scale; // INIT_NORMAL: factor of initializer_range; INIT_UNIFORM: the numbers are in +-scale
     InitialValue* initial; // INIT_FUNCTION

@@ -12,11 +12,10 @@ Symbols are those of the trainers: B sequences of T tokens, NH heads of dh chann
 // Heads of attention over B sequences of T tokens. proj is the fused projection's output [B, T, row_stride].
 typedef struct {
     int64_t B, T, NH, dh;
-    int64_t columns;    // of proj that are in use: ParamTable's proj.rows
-    int64_t row_stride; // elements from one row of proj to the next: columns, padded on the GPU
-    int64_t
-        weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
-    int64_t window;    // keys that a query sees, its own the last of them; 0: all that are not in its future
+    int64_t columns;       // of proj that are in use: ParamTable's proj.rows
+    int64_t row_stride;    // elements from one row of proj to the next: columns, padded on the GPU
+    int64_t weight_stride; // elements from a head's QK norm weights to the next's; 0: heads share them
+    int64_t window; // keys that a query sees, its own the last of them; 0: all that are not in its future
     const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
 } HeadShape;
 

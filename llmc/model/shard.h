@@ -29,8 +29,7 @@ Called by the trainers, their exchange of gradients and weights, AdamW's work li
 typedef struct {
     int rank, size;
     int num_buckets;
-    const int64_t*
-        buckets; // [num_buckets + 1] first elements, multiples of size; the last is the buffer's end
+    const int64_t* buckets; // [num_buckets + 1] first elements, multiples of size; then the buffer's end
 } Shard;
 
 // Elements [begin, begin + count) of the flat buffer are elements [local, local + count) of the shard.
