@@ -147,27 +147,13 @@ static inline void beta_backward(bf16* dlogits, const float* dbeta, const float*
 
 static inline HeadShape deltanet_shape(const Layer* layer) {
     int64_t R = layer->table->proj.rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    return {.B = layer->B,
-            .T = layer->T,
-            .NH = NH,
-            .dh = dh,
-            .columns = R,
-            .row_stride = matmul_padded(R),
-            .weight_stride = 0,
-            .window = 0};
+    return {.B = layer->B, .T = layer->T, .NH = NH, .dh = dh, .columns = R, .row_stride = matmul_padded(R)};
 }
 
 // The output norm, whose weight all heads share.
 static inline OutputGate deltanet_norm(const Layer* layer, float* rstd) {
     Norm norm = layer_norm(layer, P_DELTANET_O_NORM, rstd);
-    return {.weight = norm.weight,
-            .dweight = norm.dweight,
-            .rstd = rstd,
-            .gate = NULL,
-            .dgate = NULL,
-            .delta = NULL,
-            .eps = norm.eps,
-            .shared = true};
+    return {.weight = norm.weight, .dweight = norm.dweight, .rstd = rstd, .eps = norm.eps, .shared = true};
 }
 
 static inline Conv deltanet_conv(const Layer* layer) {

@@ -353,11 +353,7 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     memmove(ids.data, ids.data + begin, (size_t)(ids.count - begin) * sizeof *ids.data);
     ids.count -= begin;
     for (int64_t k = 0; k < count; k++) {
-        GeneratedText text = {.tokenizer = tokenizer,
-                              .stops = &stops,
-                              .json_escape = o->json_escape,
-                              .text = {NULL, 0, 0},
-                              .escape = {NULL, 0, 0}};
+        GeneratedText text = {.tokenizer = tokenizer, .stops = &stops, .json_escape = o->json_escape};
         g.samples[k].text = text, g.samples[k].of = &g;
         byte_buffer_append(&g.samples[k].text.text, "", 0);
     }
