@@ -4,7 +4,8 @@ a trainer's model, which knows layers.
 
 Sequences live in slots of a cache. A pass extends some of them by some tokens each: a prompt in chunks, many
 sequences by one token each, or both at once. The rows of a pass are its tokens: those of a sequence in order,
-one sequence behind the other. What a row computes does not depend on the other sequences of the pass.
+one sequence behind the other. What a row computes depends on no other sequence of the pass, but for rounding on
+the GPU, whose GEMM kernels are chosen by the number of rows.
 
 Keys, values and cum_logf are stored in pages: PAGE_TOKENS tokens of one head of one layer. The page table
 tells which page of the pool holds tokens [n PAGE_TOKENS, (n + 1) PAGE_TOKENS) of a head. Sequences with the
