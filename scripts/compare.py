@@ -245,7 +245,7 @@ def group(runs):
         names = {kind(values, telling): text(values, telling) for values in settings}
     groups, others = {}, {}
     for run, values, of in zip(runs, settings, given):
-        name = names[kind(values, telling)] or ("default" if keys else "all")
+        name = names[kind(values, telling)] or ("default" if keys else values.get("model") or "all")
         groups.setdefault(name, []).append(run)
         others[name] = text(values, [key for key in keys if key not in telling and key in of])
     return groups, others

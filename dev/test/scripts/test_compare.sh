@@ -76,7 +76,7 @@ check "and learning rates" compare --no-plots $r/fox1 $r/other $scratch/walls.js
 equals "| lr 0.001, document_reset false | 1 | lr 0.001, document_reset true | 1 | lr 0.002, document_reset false | 1" "$(groups)"
 of_config false fox2 's/"set": \[\]/"set": ["document_reset=false"]/' >$scratch/none.jsonl
 check "no documents apart" compare --no-plots $r/fox1 $scratch/none.jsonl
-equals "| all | 2" "$(groups)"
+equals "| fox | 2" "$(groups)"
 # a window, as older logs have it and by --set
 window() { sed "s/\"hidden_size\": 64/&, \"window_size\": 8/; s/$1/$2/" $r/$3/log.jsonl; }
 window '"set": \[\]' '"set": [], "window-size": 8' fox1 >$scratch/window.jsonl
@@ -93,7 +93,7 @@ equals "" "$(grep "^note:.*\(use_rope\|document_reset\)" $scratch/stdout)"
 newer='s/"lr": 0.001, "seed"/"recipe": "analysis", "lr-schedule": "cosine", "lr-end": 0, &/'
 sed "$newer" $r/fox2/log.jsonl >$scratch/newer.jsonl
 check "a newer version" compare --no-plots $r/fox1 $scratch/newer.jsonl
-equals "| all | 2" "$(groups)"
+equals "| fox | 2" "$(groups)"
 sed "$newer; s/analysis/iclr/" $r/fox3/log.jsonl >$scratch/iclr.jsonl
 check "another recipe" compare --no-plots $scratch/newer.jsonl $scratch/iclr.jsonl
 equals "| recipe analysis | 1 | recipe iclr | 1" "$(groups)"
@@ -123,7 +123,7 @@ said "| lr 0.001 then 0.004 from step 50 |     1 |"
 said "note: $logs/lr.jsonl: several configurations: lr 0.001 then 0.004 from step 50"
 of moved '62s/"data": "d"/"data": "e"/'
 check "data that moved" compare --no-plots $r/fox1 $logs/moved.jsonl
-said "| all |     2 |"
+said "| fox |     2 |"
 said "note: $logs/moved.jsonl: several configurations: data d then e from step 50"
 of other 's/"seed"/"data_fingerprint": "0a", &/; 62s/0a/0b/'
 check "other data" compare --no-plots $r/fox1 $logs/other.jsonl
@@ -132,7 +132,7 @@ said "| data d then other data of d from step 50 |"
 { cat $r/fox1/log.jsonl && sed '1!d; s/"step": 0/"step": 100/; s/"lr": 0.001/"lr": 0/' $r/fox1/log.jsonl; } >$logs/done.jsonl
 { sed 61q $r/fox2/log.jsonl && sed '62!d; s/"lr": 0.001/"lr": 7/' $r/fox2/log.jsonl && sed '1,61d' $r/fox2/log.jsonl; } >$logs/killed.jsonl
 check "nothing trained with it" compare --no-plots $logs/done.jsonl $logs/killed.jsonl $r/fox3
-said "| all |     3 |"
+said "| fox |     3 |"
 equals "" "$(grep configurations $scratch/stdout)"
 # --eval: means and deviations over seeds, by the folder of the file or by the checkpoint that it names
 check "--eval" compare --no-plots $r/fox? $r/transformer? --eval $r/fox?/eval.json $r.eval/*
@@ -150,7 +150,7 @@ log=$r/fox3/log.jsonl
 damaged() {
     dies "$scratch/bad/log.jsonl: line $1" compare --no-plots $r/fox1 $scratch/bad --eval $r/fox1/eval.json
     said "; goes on without this run" stderr
-    equals "| all | 1 | 10,000 | 2.0000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
+    equals "| fox | 1 | 10,000 | 2.0000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
     dies "$scratch/bad/log.jsonl: line $1" compare --no-plots $scratch/bad
     equals "" "$(cat $scratch/stdout)"
 }
@@ -193,7 +193,7 @@ mkdir $scratch/no_log
 check "go on without them" compare --no-plots $scratch/empty $r/fox1 $scratch/no_log $r/fox2 --eval $r/fox1/eval.json
 said "note: $scratch/empty: no run with a step in its log; goes on without it"
 said "note: $scratch/no_log/log.jsonl: cannot read: No such file or directory; goes on without it"
-equals "| all | 2 |" "$(row 5 | cut -d'|' -f-3)|"
+equals "| fox | 2 |" "$(row 5 | cut -d'|' -f-3)|"
 
 if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     check "drawings of eval/" $python dev/test/scripts/drawings.py $scratch
@@ -204,7 +204,7 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     said "$scratch/g_half_life.svg"
     # 8 heads, of which one never forgets, and one dot of the legend
     equals 8 "$(grep -c '<use .*fill-opacity: 0.6' $scratch/g_half_life.svg)"
-    picture g_half_life all
+    picture g_half_life fox
     check "gates as they started" logs still $scratch/still
     check "no picture of them" compare $scratch/still/{zero,long} --out $scratch/s
     said "note: no picture of the half-lives of 2 runs: within 10% of where the gates started"
