@@ -88,7 +88,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(shell find llmc -name '*.cuh')
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
-NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
+NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit, 12.5 or later" \
                 "(\`make check\` tells how), set CUDA_HOME, or set NVCC=/path/to/nvcc" >&2; exit 1; }
 
 # USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.

@@ -21,7 +21,7 @@ targets "80 86 89 90 100 103 120" "sm_80 sm_86 sm_89 sm_90a sm_100 sm_103 sm_120
 for target in train_foxcu test_foxcu cuda-check; do
     make $target NVCC=/nowhere/nvcc >/dev/null 2>"$scratch/stderr"
     equals 2 $?
-    equals 1 "$(grep -c '^error: nvcc was not found: install the CUDA Toolkit 13 .* or set NVCC=' "$scratch/stderr")"
+    equals 1 "$(grep -c '^error: nvcc was not found: install the CUDA Toolkit, 12.5 or later .* or set NVCC=' "$scratch/stderr")"
     equals 1 "$(grep -cv '^make' "$scratch/stderr")"
 done
 
