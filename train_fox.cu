@@ -159,19 +159,24 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     // without a gate all layers share cum_logf and bounds, those of documents
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
-    if (layer->heads)
-        in_proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj, in, &in_proj);
-    else
-        linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    in_proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj, in, &in_proj);
     qkv_forward(paths, a.squares, a.head_proj, a.angles, &shape, layer->stream);
     if (a.cum_logf && own_gates)
         forget_gate_forward(a.cum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
                             head_gate_bias(layer), layer->scratch, &shape, layer->stream);
     if (attention.bounds && own_gates) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
-    o_to_tokens(layer, a.o, a.head_o);
-    if (a.y || output_gate.y8.data) output_gate_forward(a.y, a.o, &output_gate, &tokens, layer->stream);
-    linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
+    for (int i = 0; i < layer_chunks(layer); i++) {
+        const SequenceChunk chunk = layer_chunk(layer, i);
+        const OutputGate gate = output_gate_slice(&output_gate, &tokens, chunk.first);
+        const Linear linear = linear_slice(&o_proj, chunk.first, layer->B * chunk.tokens);
+        bf16 *o = chunk_rows(a.o, chunk, o_proj.K), *y = chunk_rows(a.y, chunk, o_proj.K);
+        tokens.T = chunk.tokens;
+        o_to_tokens(layer, a.o, a.head_o, chunk);
+        if (y || gate.y8.data) output_gate_forward(y, o, &gate, &tokens, layer->stream);
+        linear_forward(chunk_rows(out, chunk, o_proj.N), y ? y : o, chunk_rows(residual, chunk, o_proj.N),
+                       &linear, layer->matmul);
+    }
 }
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
@@ -221,8 +226,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape,
                  attention_dqkv8(layer), layer->stream);
     if (beside) side_await(side);
-    dproj_to_tokens(layer, a.dproj, a.head_dproj);
-    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
+    heads_to_in_proj(layer, din, a.dproj, a.head_dproj, &in_proj);
     return {in_proj, a.dproj};
 }
 
@@ -445,7 +449,7 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) + in_fp8 +
-           gpu_inbox_bytes(&model->config, &model->table, B * T, model->group.size);
+           gpu_inbox_bytes(&model->config, &model->table, B, T, model->group.size);
 }
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
@@ -1053,7 +1057,8 @@ static Model* trainer_open(Run* run) {
     const int64_t own_T = sequence_tokens(&run->group, T);
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,
-                                 run_infers(run) ? (int64_t)EXTEND_ROWS : B * own_T, model->exchange);
+                                 run_infers(run) ? (int64_t)EXTEND_ROWS : B, run_infers(run) ? 1 : own_T,
+                                 model->exchange);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));

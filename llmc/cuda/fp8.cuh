@@ -45,6 +45,13 @@ typedef struct {
     bool alone;            // nothing reads it in bf16, which need not be written
 } Fp8Tensor;
 
+// The tensor from row `first` on.
+static inline Fp8Tensor fp8_slice(const Fp8Tensor* all, int64_t first) {
+    Fp8Tensor slice = *all;
+    if (all->data) slice.data += first * all->stride;
+    return slice;
+}
+
 // ----------------------------------------------------------------------------
 // numbers
 

@@ -277,6 +277,15 @@ static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N)
     return part;
 }
 
+// The layer over rows [first, first + rows): for calls whose tensors begin there.
+static inline Linear linear_slice(const Linear* all, int64_t first, int64_t rows) {
+    Linear slice = *all;
+    slice.rows = rows;
+    slice.fp8.x = fp8_slice(&all->fp8.x, first);
+    slice.fp8.dout = fp8_slice(&all->fp8.dout, first);
+    return slice;
+}
+
 // The three GEMMs' common part
 static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShape& shape,
                                const MatmulOperands& x, Matmul* mm) {

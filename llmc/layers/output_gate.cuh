@@ -28,6 +28,15 @@ typedef struct {
     Fp8Tensor dgate8;   // dgate in E5M2
 } OutputGate;
 
+// The same from token `first` of one sequence on: for the forward pass over tensors that begin there.
+static inline OutputGate output_gate_slice(const OutputGate* all, const HeadShape* shape, int64_t first) {
+    OutputGate slice = *all;
+    if (all->rstd) slice.rstd += first * shape->NH;
+    if (all->gate) slice.gate += first * shape->row_stride;
+    slice.y8 = fp8_slice(&all->y8, first);
+    return slice;
+}
+
 enum { OUTPUT_GATE_TOKENS = 2 }; // of a thread of the forward pass, all loads in flight at once
 
 struct OutputGateArgs {

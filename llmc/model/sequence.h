@@ -17,6 +17,8 @@ heads what the other's tokens read. HeadColumns is the layout of such a row:
 In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
 and of passes of few rows each rank computes all (llmc/dist/cuda/prompt.cuh).
 
+An exchange goes in chunks of a rank's tokens: while one travels, the next is computed, or the one before used.
+
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
 (llmc/dist/cuda/sequence.cuh).
 */
@@ -66,6 +68,31 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
                     "or give --sequence-ranks 1",
                     (long long)N, ranks, plural(ranks, "s"));
     return true;
+}
+
+// ----------------------------------------------------------------------------
+// chunks of a rank's tokens
+
+// Of fewer tokens GEMMs and copies are slower than what they hide.
+enum { SEQUENCE_CHUNKS = 8, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
+
+typedef struct {
+    int64_t first, tokens; // of each sequence of the rank
+} SequenceChunk;
+
+// Chunks of an exchange of `tokens` of each of B sequences. Those of several sequences are not contiguous: 1.
+static inline int sequence_chunks(int64_t B, int64_t tokens) {
+    const int64_t chunks = tokens / SEQUENCE_CHUNK_TOKENS;
+    if (B > 1 || chunks < 1) return 1;
+    return chunks < SEQUENCE_CHUNKS ? (int)chunks : SEQUENCE_CHUNKS;
+}
+
+// Chunk i of them. Chunks begin at multiples of SEQUENCE_CHUNK_ALIGN tokens, as GEMMs in FP8 need.
+static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
+    const int64_t align = SEQUENCE_CHUNK_ALIGN, first = tokens * i / chunks / align * align,
+                  next = i + 1 < chunks ? tokens * (i + 1) / chunks / align * align : tokens;
+    const SequenceChunk chunk = {first, next - first};
+    return chunk;
 }
 
 // ----------------------------------------------------------------------------
@@ -147,8 +174,13 @@ static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
 // Bytes of a rank's row of proj.
 static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
 
-// The largest message of a rank to another: its own tokens of B sequences, each with a row of the other's
-// heads. rows: those tokens.
-static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t rows) {
-    return (rows * head_columns_bytes(proj) + 255) / 256 * 256;
+// The largest message of a rank to another: a chunk of its `tokens` of each of B sequences, each with a row of the
+// other's heads.
+static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t B, int64_t tokens, int chunks) {
+    int64_t largest = 0;
+    for (int i = 0; i < chunks; i++) {
+        const SequenceChunk chunk = sequence_chunk(tokens, chunks, i);
+        if (chunk.tokens > largest) largest = chunk.tokens;
+    }
+    return (B * largest * head_columns_bytes(proj) + 255) / 256 * 256;
 }

@@ -45,11 +45,13 @@ static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
     return rows < most ? rows : most;
 }
 
-// The inboxes of one of `ranks` GPUs that share a sequence, of which it has `rows` tokens itself.
-static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t rows, int ranks) {
+// The inboxes of one of `ranks` GPUs that share a sequence, of B of which it has T tokens each.
+static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
+                                      int ranks) {
     if (ranks == 1) return 0;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks);
-    return (ranks - 1) * sequence_message_bytes(&proj, rows);
+    const int chunks = sequence_chunks(B, T);
+    return (ranks - 1) * chunks * sequence_message_bytes(&proj, B, T, chunks);
 }
 
 // Cosines and sines of RoPE, of T positions.
@@ -67,7 +69,7 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     const int64_t row = head_columns_bytes(&proj) * ranks;
     return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
-           gpu_inbox_bytes(c, table, BT, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
+           gpu_inbox_bytes(c, table, B, T, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
 }
 
 // Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have

@@ -113,9 +113,12 @@ static Result run_ranks(Model* models, int ranks, const int32_t* inputs, const i
 
 // Connects models: each has the others' memory, which is on the same GPU. Their first pass is one of zeros.
 static void connect(Model* models, int ranks, const int32_t* tokens) {
-    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, models[0].B * models[0].T);
+    const int64_t B = models[0].B, T = models[0].T;
+    const int chunks = B == 1 && T >= 4 * SEQUENCE_CHUNK_ALIGN ? 3 : 1; // more than so few tokens have
+    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, B, T, chunks);
     for (int r = 0; r < ranks; r++)
-        models[r].heads->exchange->peers = peers_new(0, r, ranks, bytes, peers_bytes(ranks, bytes));
+        models[r].heads->exchange->peers =
+            peers_new(0, r, ranks, bytes, chunks, peers_bytes(ranks, bytes, chunks));
     for (int r = 0; r < ranks; r++)
         for (int other = 0; other < ranks; other++)
             models[r].heads->exchange->peers.memory[other] =
@@ -123,7 +126,7 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
     float* losses = (float*)device_host_alloc((size_t)(models[0].B * models[0].T * ranks) * sizeof(float));
     for (int r = 0; r < ranks; r++) {
         char* memory = models[r].heads->exchange->peers.memory[r];
-        CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes)));
+        CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes, chunks)));
         CUDA_CHECK(cudaMemset(memory, 0x3F, peers_header_bytes(ranks))); // as if all had arrived and was read
     }
     for (int r = 0; r < ranks; r++) {
@@ -355,24 +358,22 @@ static void test_quick(void) {
 // ranks of two processes
 
 #define PROCESS_MODEL "fox-pro num_heads=4 hidden_size=256 intermediate_size=72"
-enum { PROCESS_B = 2, PROCESS_T = 512, PROCESS_PASSES = 3 };
+enum { PROCESS_PASSES = 3 };
 
 // Rank 0 compares the sums of both with what one rank computes.
-static void process_body(World* world) {
-    device_open(0);
-    Batch batch(PROCESS_MODEL, PROCESS_B, PROCESS_T);
+static void check_process(World* world, int64_t B, int64_t T) {
+    Batch batch(PROCESS_MODEL, B, T);
     const SequenceGroup group = sequence_group(world->rank, world->size);
     Result alone = {}, first = {};
-    if (world->rank == 0) alone = run_alone(&batch, PROCESS_B, PROCESS_T);
+    if (world->rank == 0) alone = run_alone(&batch, B, T);
     Model model = model_new(&batch.start.config, false, true, 0, 1);
     model.group = group;
     Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
-    model.heads =
-        sequence_open(world, &model.config, &model.table, &group, PROCESS_B * PROCESS_T / group.size, NULL);
+    model.heads = sequence_open(world, &model.config, &model.table, &group, B, T / group.size, NULL);
     model_allocate_weights(&model, true);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
-    model_allocate_activations(&model, PROCESS_B, PROCESS_T / group.size, RECOMPUTE_BLOCK);
-    float* losses = (float*)device_host_alloc(PROCESS_B * PROCESS_T * sizeof(float));
+    model_allocate_activations(&model, B, T / group.size, RECOMPUTE_BLOCK);
+    float* losses = (float*)device_host_alloc((size_t)(B * T) * sizeof(float));
     for (int pass = 0; pass < PROCESS_PASSES; pass++) {
         Result result = {};
         feed(&model, batch.inputs, batch.targets);
@@ -397,6 +398,12 @@ static void process_body(World* world) {
     }
     device_host_free(losses);
     model_free(&model);
+}
+
+static void process_body(World* world) {
+    device_open(0);
+    check_process(world, 2, 512);
+    check_process(world, 1, 4 * SEQUENCE_CHUNK_TOKENS); // two chunks on each
 }
 
 // ----------------------------------------------------------------------------

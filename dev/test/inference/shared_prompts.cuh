@@ -152,7 +152,7 @@ static void check_prompts(World* world, const PromptModel* m) {
     Model model = model_new(&start.config, false, true, 0, 1);
     Floats host(start.params, start.params + model.table.count);
     model.group = group;
-    model.heads = sequence_open(world, &model.config, &model.table, &group, EXTEND_ROWS, NULL);
+    model.heads = sequence_open(world, &model.config, &model.table, &group, EXTEND_ROWS, 1, NULL);
     model_allocate_weights(&model, false);
     model_upload(&model, host.data(), NULL, NULL);
     int64_t forgotten[RANKS_MOST] = {}, mine, alone_forgot = 0, sum = 0;

@@ -62,6 +62,34 @@ static void check_columns(const HeadColumns* h, int64_t row, const int64_t* begi
     free(seen);
 }
 
+// Chunks follow one another from the first token to the last, and a message holds the largest.
+static void test_chunks(void) {
+    const Config c = preset("fox-pro-125m");
+    ParamTable table = params_build(&c);
+    const HeadColumns proj = head_columns_of_proj(&table, &c, 2);
+    CHECK(sequence_chunks(2, 1 << 20) == 1, "several sequences are one chunk");
+    CHECK(sequence_chunks(1, 100) == 1 && sequence_chunks(1, 2 * SEQUENCE_CHUNK_TOKENS - 1) == 1,
+          "few tokens");
+    CHECK(sequence_chunks(1, 2 * SEQUENCE_CHUNK_TOKENS) == 2, "two chunks");
+    CHECK(sequence_chunks(1, 1 << 20) == SEQUENCE_CHUNKS, "a million tokens");
+    static const int64_t tokens[] = {48, 100, 32768, 65552, 99999, 524288};
+    for (int i = 0; i < 6; i++)
+        for (int chunks = 1; chunks <= (tokens[i] < 1000 ? 3 : SEQUENCE_CHUNKS); chunks++) {
+            const int64_t bytes = sequence_message_bytes(&proj, 1, tokens[i], chunks);
+            int64_t next = 0;
+            for (int n = 0; n < chunks; n++) {
+                const SequenceChunk chunk = sequence_chunk(tokens[i], chunks, n);
+                CHECK(chunk.first == next && chunk.tokens > 0 && chunk.first % SEQUENCE_CHUNK_ALIGN == 0,
+                      "chunk %d of %d of %d tokens begins at %d", n, chunks, (int)tokens[i],
+                      (int)chunk.first);
+                CHECK(chunk.tokens * head_columns_bytes(&proj) <= bytes, "too large for a message");
+                next += chunk.tokens;
+            }
+            CHECK(next == tokens[i], "%d of %d tokens", (int)next, (int)tokens[i]);
+        }
+    params_free(&table);
+}
+
 static void test_columns(void) {
     static const ParamKind kinds[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_FGATE_PROJ, P_K_SHIFT, P_V_SHIFT};
     static const char* const models[] = {"fox-pro-125m", "fox-llama-125m", "transformer-pro-125m",
@@ -87,7 +115,7 @@ static void test_columns(void) {
             check_columns(&pass, table.proj.rows, begins, widths, (int)(n + gates_output));
             check_columns(&o, c.hidden_size, &begin, &width, 1);
             CHECK(o.stride == c.hidden_size / ranks, "o has no padding");
-            CHECK(sequence_message_bytes(&proj, 1000) >= 2000 * proj.stride, "a message holds its rows");
+            CHECK(sequence_message_bytes(&proj, 2, 500, 1) >= 2000 * proj.stride, "a message holds its rows");
         }
         params_free(&table);
     }
@@ -140,6 +168,7 @@ int main(void) {
     check_shares(1 << 20, 12, 2);
     check_shares(1 << 20, 24, 8);
     check_shares(96, 12, 12);
+    test_chunks();
     test_columns();
     test_refused();
     test_data();

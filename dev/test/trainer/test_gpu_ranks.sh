@@ -168,6 +168,27 @@ shared() {
     said "on 2 GPUs, 2 for a sequence"
 }
 
+# Sequences of several chunks (llmc/model/sequence.h)
+shared_chunks() {
+    check "a long sequence" "$python" -c 'import sys
+sys.path.insert(0, "dev/test")
+import cli_files
+cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "$scratch/long.bin"
+    local long="--seq-len 64Ki --batch-tokens 64Ki --max-tokens 1280Ki --lr 1e-3 --data $scratch/long.bin" model level
+    for model in fox-pro transformer-llama; do
+        # shellcheck disable=SC2086
+        check "$model on one" train 1 "long.$model.1" --model $model-nano $long
+        # shellcheck disable=SC2086
+        check "$model in chunks on two" train 2 "long.$model.2" --model $model-nano $long --sequence-ranks 2
+        near 2e-3 "long.$model.1" "long.$model.2"
+    done
+    for level in none block; do
+        # shellcheck disable=SC2086
+        check "again, --recompute $level" train 2 "long.$level" $long --sequence-ranks 2 --recompute $level
+        same_weights long.fox-pro.2 "long.$level"
+    done
+}
+
 # --eval with the sequences of shared() on two GPUs, and on one
 shared_evaluated() {
     for ranks in 1 2; do
@@ -309,7 +330,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases in_fp8 resumed failures shared shared_evaluated shared_requests shared_resumed
+parts="same_losses evaluated biases in_fp8 resumed failures shared shared_chunks shared_evaluated shared_requests shared_resumed
     shared_failures asked_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report

@@ -3,22 +3,25 @@ Messages between the GPUs of one host by copy engines: gradients, of all ranks, 
 groups that share them (sequence.cuh). NCCL's reduce-scatter takes SMs from the GEMMs that run beside it: 4 ms
 of a step of 150 ms. Copy engines take none.
 
-Each rank has an inbox for every other rank, and two counters of messages with each, in memory that all map:
+Each rank has an inbox for every other rank, of `slots` messages, and two counters of messages with each, in memory
+that all map:
 
-    sender      wait until read >= n - 1  ->  copy into its inbox at the receiver  ->  arrived = n
-    receiver                                     wait until arrived >= n  ->  kernel  ->  read = n
+    sender      wait until read >= n - slots  ->  copy into slot n % slots at the receiver  ->  arrived = n
+    receiver                                         wait until arrived >= n  ->  kernel  ->  read = n
+
+So `slots` messages are in flight where the two sides have streams of their own (peers_post, peers_await).
 
 Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
 only queues. Invariants of message n, each with the line that keeps it:
 
- 1. An inbox is overwritten after message n - 1 was read.   wait for PEERS_READ in peers_send
- 2. An inbox is read after message n is in it.              wait for PEERS_ARRIVED in peers_send; stream order
+ 1. A slot is overwritten after message n - slots was read. wait for PEERS_READ in peers_post
+ 2. A slot is read after message n is in it.                wait for PEERS_ARRIVED in peers_await; stream order
                                                             puts the copy before the write of `arrived`
  3. `read` becomes n after the kernels that read.           stream order: peers_read is behind them
  4. A counter has one writer; its reader polls own memory.  peers_counter: `arrived` is the receiver's memory,
                                                             `read` the sender's
- 5. No cycle of waits: sending n needs only that n - 1      peers_send sends to all, then waits for all
-    was read.
+ 5. No cycle of waits: sending n needs only that            peers_send sends to all, then waits for all
+    n - slots was read, receiving n that it was sent.
  6. Memory is freed when no rank has it mapped.             world_barrier in peers_close
 
 Called by exchange.cuh with peers of its own, and by sequence.cuh and prompt.cuh with those of the group. Ranks
@@ -41,9 +44,10 @@ typedef struct {
 
 typedef struct {
     int first, rank, size; // of the group: its first rank of all, this rank's number in it, its ranks
-    int64_t capacity;      // bytes of an inbox, a multiple of 16
+    int slots;             // of an inbox, each for a message
+    int64_t capacity;      // bytes of a slot, a multiple of 16
     uint32_t messages;     // to each peer, and from each
-    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
+    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][slots][capacity]
     PFN_cuStreamWaitValue32_v11070 wait;
     PFN_cuStreamWriteValue32_v11070 write;
 } Peers;
@@ -53,8 +57,8 @@ static inline size_t peers_header_bytes(int size) {
 }
 
 // Bytes of a rank's memory.
-static inline size_t peers_bytes(int size, int64_t capacity) {
-    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity;
+static inline size_t peers_bytes(int size, int64_t capacity, int slots) {
+    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)slots * (size_t)capacity;
 }
 
 // Counter in the memory of rank `at`, of its messages with rank `with`.
@@ -62,10 +66,10 @@ static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter cou
     return (CUdeviceptr)((uint32_t*)p->memory[at] + counter * p->size + with);
 }
 
-// Inbox in the memory of rank `at` that rank `from` writes.
+// The last message's slot in the memory of rank `at`, in the inbox that rank `from` writes.
 static inline char* peers_inbox(const Peers* p, int at, int from) {
-    int64_t slot = (from - at + p->size - 1) % p->size;
-    return p->memory[at] + peers_header_bytes(p->size) + slot * p->capacity;
+    const int64_t inbox = (from - at + p->size - 1) % p->size, slot = p->messages % (uint32_t)p->slots;
+    return p->memory[at] + peers_header_bytes(p->size) + (inbox * p->slots + slot) * p->capacity;
 }
 
 static inline void peers_check(CUresult result, const char* call) {
@@ -97,8 +101,8 @@ static inline bool peers_on_one_host(const Peers* p, World* world) {
 }
 
 // Peers of `size` ranks, this one with number `rank`, whose memory of `bytes` is allocated here.
-static inline Peers peers_new(int first, int rank, int size, int64_t capacity, size_t bytes) {
-    Peers p = {.first = first, .rank = rank, .size = size, .capacity = capacity};
+static inline Peers peers_new(int first, int rank, int size, int64_t capacity, int slots, size_t bytes) {
+    Peers p = {.first = first, .rank = rank, .size = size, .slots = slots, .capacity = capacity};
     assert(capacity % 16 == 0);
     p.memory = (char**)xcalloc((size_t)size, sizeof *p.memory);
     p.wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
@@ -111,8 +115,8 @@ static inline Peers peers_new(int first, int rank, int size, int64_t capacity, s
 }
 
 // Collective: whether the ranks of each group of `size`, neighbours, are on one host and their GPUs reach one
-// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of `capacity` bytes; else *p is zeroed.
-static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity) {
+// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of slots of `capacity` bytes; else *p is zeroed.
+static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity, int slots) {
     const char* disabled = getenv("NCCL_P2P_DISABLE");
     cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
     int rank = world->rank % size, first = world->rank - rank;
@@ -120,7 +124,7 @@ static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity
     bool may = size < world->size ? peers_on_one_host(&group, world) : world->local_size == size;
     may = may && !(disabled && atoi(disabled) != 0);
     // where peer access is impossible a byte, so that peers_close frees it like the rest
-    *p = peers_new(first, rank, size, capacity, may ? peers_bytes(size, capacity) : 1);
+    *p = peers_new(first, rank, size, capacity, slots, may ? peers_bytes(size, capacity, slots) : 1);
     memset(&mine, 0, sizeof mine);
     may = may && cudaIpcGetMemHandle(&mine, p->memory[rank]) == cudaSuccess;
     world_allgather(world, handles, &mine, sizeof mine);
@@ -152,29 +156,39 @@ static inline void copy_rows(void* to, int64_t to_stride, const void* from, int6
                                    (size_t)row_bytes, cudaMemcpyDefault, stream));
 }
 
-// Queues: sends its part of the message to each other rank, and waits for theirs.
-static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stream) {
+// Queues: sends its part of the message to each other rank.
+static inline void peers_post(Peers* p, const PeersMessage* m, cudaStream_t stream) {
     uint32_t n = ++p->messages;
     assert(m->rows * m->row_bytes <= p->capacity);
     for (int i = 1; i < p->size; i++) {
         int to = (p->rank + i) % p->size; // each rank starts with a different one
-        peers_check(
-            p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - 1, CU_STREAM_WAIT_VALUE_GEQ),
-            "cuStreamWaitValue32");
+        peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - (uint32_t)p->slots,
+                            CU_STREAM_WAIT_VALUE_GEQ),
+                    "cuStreamWaitValue32");
         copy_rows(peers_inbox(p, to, p->rank), m->row_bytes, (const char*)m->from + to * m->rank_bytes,
                   m->row_stride, m->row_bytes, m->rows, stream);
         peers_check(
             p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
             "cuStreamWriteValue32");
     }
+}
+
+// Queues: waits for the other ranks' parts of the last message.
+static inline void peers_await(const Peers* p, cudaStream_t stream) {
     for (int i = 1; i < p->size; i++)
-        peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_ARRIVED, (p->rank + i) % p->size), n,
-                            CU_STREAM_WAIT_VALUE_GEQ),
+        peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_ARRIVED, (p->rank + i) % p->size),
+                            p->messages, CU_STREAM_WAIT_VALUE_GEQ),
                     "cuStreamWaitValue32");
 }
 
-// Queues, behind the kernels that read the inboxes: they may be overwritten.
-static inline void peers_read(Peers* p, cudaStream_t stream) {
+// Both, on one stream.
+static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stream) {
+    peers_post(p, m, stream);
+    peers_await(p, stream);
+}
+
+// Queues, behind the kernels that read the last message: it may be overwritten.
+static inline void peers_read(const Peers* p, cudaStream_t stream) {
     for (int r = 0; r < p->size; r++)
         if (r != p->rank)
             peers_check(p->write(stream, peers_counter(p, r, PEERS_READ, p->rank), p->messages,

@@ -96,7 +96,8 @@ static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head
     if (!layer->heads) return;
     if (layer->T < rows) {
         const Layer of = layer_in_order(layer);
-        tokens_to_heads(&of, &layer->heads->proj, head_proj, head_blocks, proj, row_stride, RANGE_FORWARD);
+        tokens_to_heads(&of, &layer->heads->proj, head_proj, head_blocks, proj, row_stride,
+                        layer_chunk(layer, 0), RANGE_FORWARD);
         return;
     }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
@@ -114,7 +115,7 @@ static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y
     const int64_t y_stride = (int64_t)columns->stride * g->size, bytes = rows * head_columns_bytes(columns);
     if (layer->T < rows) {
         const Layer of = layer_in_order(layer);
-        heads_to_tokens(&of, columns, y, y_stride, head_y, RANGE_FORWARD);
+        heads_to_tokens(&of, columns, y, y_stride, head_y, layer_chunk(layer, 0), RANGE_FORWARD);
         return;
     }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);

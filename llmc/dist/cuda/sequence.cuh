@@ -3,9 +3,9 @@ The exchange around attention between GPUs that share sequences (llmc/model/sequ
 are split between them outside attention, heads within.
 
     forward     in_proj ----> proj  --in_proj_to_heads->  head_proj   shift, QK norm, RoPE, gate, attention
-                o_proj  <---- o     <--o_to_tokens---   head_o
-    backward    dy -> dO, delta     --dout_to_heads-->  head_o, head_delta
-                dproj   <---------- <--dproj_to_tokens--  head_dproj
+                o_proj  <---- o     <--o_to_tokens------  head_o
+    backward    dy -> dO, delta     --dout_to_heads---->  head_o, head_delta
+                in_proj <---- dproj <--heads_to_in_proj-  head_dproj
 
     proj, dproj           bf16 [B, T/N, row stride] of all heads, and the output gate
     o, din                bf16 [B, T/N, NH, dh]
@@ -13,19 +13,21 @@ are split between them outside attention, heads within.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh), on a stream of their own, in
-the same order on all ranks of a group. What runs beside them: the output gate's GEMM beside proj, and the weight
-gradients of gate_proj and o_proj, which have a stream, beside dO. peers_send puts a number that grows with each
-message into a wait, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
+Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh), in the same order on all ranks
+of a group. An exchange goes chunk by chunk (SequenceChunk) on two streams, so that the link is busy while the main
+stream computes: the GEMMs of q, k and v, and of the output gate, beside proj; o_proj beside o; in_proj's input
+gradient beside dproj. Beside dO run the weight gradients of gate_proj and o_proj, which have a stream.
 
-    main stream       GEMM of all but the gate | GEMM of the gate | wait | shift, QK norm, RoPE, ...
-                      `ready` |                                     ^ `done`
-    exchange's stream         split -> copies -> rows of the inboxes |
+    main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMM of the gate | wait | shift, QK norm, RoPE, ...
+    out                  | split 0, copy 0 | split 1, copy 1  | split 2, copy 2 |
+    in                     rows of inbox 0 | rows of inbox 1  | rows of inbox 2 |
 
-Where layer->heads is NULL the exchanges of a pass return at once, but for in_proj_to_heads, which attention then
-does not call: their tensors are the same ones on both sides. Called by attention, for losses by the GPU trainer,
-and for inference by prompt.cuh. An error of CUDA ends the program; a message that never comes is ended by the
-watch (llmc/dist/watch.h).
+Each message has a number of its own in its wait, which a CUDA graph would repeat: passes of ranks that share
+sequences are not captured.
+
+Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
+Called by attention, for losses by the GPU trainer, and for inference by prompt.cuh. An error of CUDA ends the
+program; a message that never comes is ended by the watch (llmc/dist/watch.h).
 */
 #pragma once
 
@@ -35,8 +37,8 @@ watch (llmc/dist/watch.h).
 
 typedef struct SequenceExchange {
     World* world;
-    Peers peers;
-    cudaStream_t stream;
+    Peers peers;             // a slot of an inbox for each chunk
+    cudaStream_t out, in;    // of what the rank sends; of what it receives
     cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
     const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
 } SequenceExchange;
@@ -54,7 +56,8 @@ static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table
     h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->stream, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->out, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->in, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->ready, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->done, cudaEventDisableTiming));
     for (int k = 0; k < 2; k++) {
@@ -66,15 +69,19 @@ static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table
     return h;
 }
 
-// Collective: connects the ranks that share sequences, behind the exchange of all; rows: of the rank's own tokens in a
-// pass, at most. NULL: each rank has sequences of its own. Dies where the GPUs of a group do not reach one another.
+// Collective: connects the ranks that share sequences, behind the exchange of all. A pass has at most B sequences, of
+// `tokens` of which are the rank's own each. NULL: each rank has sequences of its own. Dies where the GPUs of a group
+// do not reach one another.
 static inline RankHeads* sequence_open(World* world, const Config* c, const ParamTable* table,
-                                       const SequenceGroup* group, int64_t rows, const Exchange* all) {
+                                       const SequenceGroup* group, int64_t B, int64_t tokens,
+                                       const Exchange* all) {
     if (group->size == 1) return NULL;
     RankHeads* h = rank_heads_new(c, table, *group);
+    const int chunks = sequence_chunks(B, tokens);
+    const int64_t bytes = sequence_message_bytes(&h->proj, B, tokens, chunks);
     h->exchange->world = world;
     h->exchange->all = all;
-    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(&h->proj, rows)))
+    if (!peers_open(&h->exchange->peers, world, group->size, bytes, chunks))
         die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
             "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
             group->size);
@@ -87,7 +94,8 @@ static inline void sequence_close(RankHeads* h) {
     if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
     void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias, h->dbias};
     for (void* buffer : buffers) device_free(buffer);
-    CUDA_CHECK(cudaStreamDestroy(h->exchange->stream));
+    CUDA_CHECK(cudaStreamDestroy(h->exchange->out));
+    CUDA_CHECK(cudaStreamDestroy(h->exchange->in));
     CUDA_CHECK(cudaEventDestroy(h->exchange->ready));
     CUDA_CHECK(cudaEventDestroy(h->exchange->done));
     free(h->exchange);
@@ -97,116 +105,156 @@ static inline void sequence_close(RankHeads* h) {
 // ----------------------------------------------------------------------------
 // tokens to heads, heads to tokens
 
-// The stream of exchanges; one kernel after another: the main stream.
-static inline cudaStream_t sequence_stream(const Layer* layer) {
-    return layer->sequential ? layer->stream : layer->heads->exchange->stream;
+// Chunks of an exchange; chunk i, of the rank's tokens.
+static inline int layer_chunks(const Layer* layer) {
+    return layer->heads ? layer->heads->exchange->peers.slots : 1;
+}
+static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
+    return sequence_chunk(layer->T, layer_chunks(layer), i);
 }
 
-// What is queued on the exchange's stream from now on follows what is on the main stream, and the other way round.
-static inline void sequence_begin(const Layer* layer) {
-    CUDA_CHECK(cudaEventRecord(layer->heads->exchange->ready, layer->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(sequence_stream(layer), layer->heads->exchange->ready, 0));
+// The rows of a chunk of x [B, T/N, width], which is not NULL only where the pass has it.
+template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_t width) {
+    return x ? x + chunk.first * width : NULL;
 }
-static inline void sequence_end(const Layer* layer) {
-    CUDA_CHECK(cudaEventRecord(layer->heads->exchange->done, sequence_stream(layer)));
+
+// The streams of an exchange; one kernel after another: the main stream.
+static inline cudaStream_t sequence_out(const Layer* layer) {
+    return layer->sequential ? layer->stream : layer->heads->exchange->out;
+}
+static inline cudaStream_t sequence_in(const Layer* layer) {
+    return layer->sequential ? layer->stream : layer->heads->exchange->in;
+}
+
+// What is queued on the exchange's streams from now on follows what is on the main stream.
+static inline void sequence_begin(const Layer* layer) {
+    const cudaEvent_t ready = layer->heads->exchange->ready;
+    CUDA_CHECK(cudaEventRecord(ready, layer->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_out(layer), ready, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
+}
+
+// The other way round: what was sent may be overwritten, and what was received be read. The clock counts waits for an
+// exchange's first chunk alone: its kernels would cost as much as most of the others, which come while that is used.
+static inline void sequence_end(const Layer* layer, SequenceChunk chunk) {
     const SequenceExchange* e = layer->heads->exchange;
-    if (e->all)
+    CUDA_CHECK(cudaEventRecord(e->done, sequence_out(layer)));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), e->done, 0));
+    CUDA_CHECK(cudaEventRecord(e->done, sequence_in(layer)));
+    if (e->all && chunk.first == 0)
         exchange_wait(e->all, e->done, 0, layer->stream);
     else
         CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
 }
 
-// heads [B, T, stride] of the rank gets, of all tokens, the columns of its heads, from x, the whole rows of each
-// rank's own tokens. blocks: scratch of as many elements as `heads`.
+// heads [B, T, stride] of the rank gets, of the chunk's tokens on each rank, the columns of its heads, from x, the
+// whole rows of each rank's own tokens. blocks: scratch of as many elements as `heads`.
 static inline void tokens_to_heads(const Layer* layer, const HeadColumns* columns, bf16* heads, bf16* blocks,
-                                   const bf16* x, int64_t x_stride, RangePass pass) {
-    const cudaStream_t stream = sequence_stream(layer);
-    Range range("exchange of sequences", pass, stream);
+                                   const bf16* x, int64_t x_stride, SequenceChunk chunk, RangePass pass) {
+    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    Range range("exchange of sequences", pass, out);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const HeadRows rows = head_rows(columns, x_stride, layer->B, chunk.tokens);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16),
-                  all = bytes * g->size;
+                  all = bytes * g->size, first = chunk.first * columns->stride,
+                  chunk_bytes = chunk.tokens * head_columns_bytes(columns);
     HeadBlocks to = {.own_stride = row * g->size, .rank = g->rank};
     for (int r = 0; r < g->size; r++)
-        to.rows[r] = r == g->rank ? heads + r * row : blocks + r * layer->B * row;
-    heads_split(&to, x, &rows, stream);
-    const PeersMessage message = {blocks, layer->B * bytes, layer->B, bytes, bytes};
-    peers_send(peers, &message, stream);
+        to.rows[r] = (r == g->rank ? heads + r * row : blocks + r * layer->B * row) + first;
+    heads_split(&to, x + chunk.first * x_stride, &rows, out);
+    const PeersMessage message = {blocks + first, layer->B * bytes, layer->B, chunk_bytes, bytes};
+    peers_post(peers, &message, out);
+    peers_await(peers, in);
     for (int r = 0; r < g->size; r++)
         if (r != g->rank)
-            copy_rows(heads + r * row, all, peers_inbox(peers, g->rank, r), bytes, bytes, layer->B, stream);
-    peers_read(peers, stream);
+            copy_rows(heads + r * row + first, all, peers_inbox(peers, g->rank, r), chunk_bytes, chunk_bytes,
+                      layer->B, in);
+    peers_read(peers, in);
 }
 
-// The columns of all heads of x, whole rows of the rank's own tokens, from `heads` of all ranks.
+// The columns of all heads of x, whole rows of the chunk's tokens of the rank's own, from `heads` of all ranks.
 static inline void heads_to_tokens(const Layer* layer, const HeadColumns* columns, bf16* x, int64_t x_stride,
-                                   const bf16* heads, RangePass pass) {
-    const cudaStream_t stream = sequence_stream(layer);
-    Range range("exchange of sequences", pass, stream);
+                                   const bf16* heads, SequenceChunk chunk, RangePass pass) {
+    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    Range range("exchange of sequences", pass, in);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const HeadRows rows = head_rows(columns, x_stride, layer->B, chunk.tokens);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
-    const PeersMessage message = {heads, bytes, layer->B, bytes, bytes * g->size};
-    peers_send(peers, &message, stream);
+    const bf16* from_chunk = heads + chunk.first * columns->stride;
+    const PeersMessage message = {from_chunk, bytes, layer->B, chunk.tokens * head_columns_bytes(columns),
+                                  bytes * g->size};
+    peers_post(peers, &message, out);
+    peers_await(peers, in);
     HeadBlocks from = {.own_stride = row * g->size, .rank = g->rank};
     for (int r = 0; r < g->size; r++)
         from.rows[r] =
-            r == g->rank ? (bf16*)(uintptr_t)heads + r * row : (bf16*)peers_inbox(peers, g->rank, r);
-    heads_join(x, &from, &rows, stream);
-    peers_read(peers, stream);
+            r == g->rank ? (bf16*)(uintptr_t)from_chunk + r * row : (bf16*)peers_inbox(peers, g->rank, r);
+    heads_join(x + chunk.first * x_stride, &from, &rows, in);
+    peers_read(peers, in);
 }
 
 // head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. Heads n, n + N, ... of all sequences are every
 // N-th row.
 static inline void delta_to_heads(const Layer* layer, float* head_delta, const float* delta) {
-    const cudaStream_t stream = sequence_stream(layer);
-    Range range("exchange of sequences", RANGE_BACKWARD, stream);
+    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    Range range("exchange of sequences", RANGE_BACKWARD, in);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
     const int64_t rows = layer->B * layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
     const PeersMessage message = {delta, bytes, rows, bytes, bytes * g->size};
-    peers_send(peers, &message, stream);
+    peers_post(peers, &message, out);
+    peers_await(peers, in);
     for (int r = 0; r < g->size; r++) {
         const void* from = r == g->rank ? (const void*)(delta + r * T) : peers_inbox(peers, g->rank, r);
         copy_rows(head_delta + r * T, bytes * g->size, from, r == g->rank ? bytes * g->size : bytes, bytes,
-                  rows, stream);
+                  rows, in);
     }
-    peers_read(peers, stream);
+    peers_read(peers, in);
 }
 
 // ----------------------------------------------------------------------------
-// the exchanges of a pass. head_dproj is free until the backward pass writes it: scratch of what is sent
+// the exchanges of a pass, and the GEMMs that hide them. head_dproj is free until the backward pass writes it: scratch
+// of what is sent
 
-// proj = in_proj(in), and head_proj from all ranks. What heads read is computed first, and travels while the output
-// gate's columns, which stay here, are computed.
+// proj = in_proj(in), and head_proj from all ranks.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, bf16* proj,
                                     const bf16* in, const Linear* in_proj) {
+    if (!layer->heads) {
+        linear_forward(proj, in, NULL, in_proj, layer->matmul);
+        return;
+    }
     const int64_t gate = params_column(layer->table, P_OGATE_PROJ), d = layer->config->hidden_size;
     const int64_t first = gate < 0 ? in_proj->N : gate, rest = in_proj->N - first - d; // before and behind it
-    const Linear before = linear_columns(in_proj, 0, first);
-    linear_forward(proj, in, NULL, &before, layer->matmul);
     if (rest > 0) {
         const Linear behind = linear_columns(in_proj, first + d, rest);
         linear_forward(proj + first + d, in, NULL, &behind, layer->matmul);
     }
     head_weights_copy(layer);
-    sequence_begin(layer);
-    tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj, in_proj->out_stride,
-                    RANGE_FORWARD);
+    const Linear before = linear_columns(in_proj, 0, first);
+    for (int i = 0; i < layer_chunks(layer); i++) {
+        const SequenceChunk chunk = layer_chunk(layer, i);
+        const Linear part = linear_slice(&before, chunk.first, layer->B * chunk.tokens);
+        linear_forward(chunk_rows(proj, chunk, in_proj->out_stride), chunk_rows(in, chunk, d), NULL, &part,
+                       layer->matmul);
+        sequence_begin(layer);
+        tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj, in_proj->out_stride, chunk,
+                        RANGE_FORWARD);
+    }
     if (gate >= 0) {
         const Linear own = linear_columns(in_proj, gate, d);
         linear_forward(proj + gate, in, NULL, &own, layer->matmul);
     }
-    sequence_end(layer);
+    sequence_end(layer, layer_chunk(layer, 0));
 }
 
-static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o) {
+// The chunk's rows of o, from head_o of all ranks.
+static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
     if (!layer->heads) return;
-    sequence_begin(layer);
-    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o, RANGE_FORWARD);
-    sequence_end(layer);
+    if (chunk.first == 0) sequence_begin(layer);
+    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o, chunk, RANGE_FORWARD);
+    sequence_end(layer, chunk);
 }
 
 // head_o gets the gradient of o, dout, and head_delta delta.
@@ -215,29 +263,37 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
     if (!layer->heads) return;
     head_weights_copy(layer);
     sequence_begin(layer);
-    tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size,
-                    RANGE_BACKWARD);
+    for (int i = 0; i < layer_chunks(layer); i++)
+        tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size,
+                        layer_chunk(layer, i), RANGE_BACKWARD);
     delta_to_heads(layer, head_delta, delta);
-    sequence_end(layer);
+    sequence_end(layer, layer_chunk(layer, 0));
 }
 
-// dproj gets the gradients of its heads' columns, and with them those of q, k and v its FP8 tensor; its padding
-// becomes 0.
-static inline void dproj_to_tokens(const Layer* layer, bf16* dproj, const bf16* head_dproj) {
-    if (!layer->heads) return;
-    const int64_t columns = layer->table->proj.rows, stride = matmul_padded(columns);
+// din = the gradient of in_proj's input, from dproj, whose columns of heads come from all ranks' head_dproj; with
+// those of q, k and v come their FP8 tensor's. The padding of dproj becomes 0.
+static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, const bf16* head_dproj,
+                                    const Linear* in_proj) {
+    if (!layer->heads) {
+        linear_backward_input(din, dproj, in_proj, layer->matmul);
+        return;
+    }
+    const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
+    const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
     head_gradients_add(layer);
+    if (padding > 0)
+        CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0, (size_t)padding,
+                                     (size_t)rows, layer->stream));
     sequence_begin(layer);
-    heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj, RANGE_BACKWARD);
-    if (stride > columns)
-        CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0,
-                                     (size_t)(stride - columns) * sizeof(bf16), (size_t)(layer->B * layer->T),
-                                     sequence_stream(layer)));
-    sequence_end(layer);
-    if (!layer->fp8) return;
-    const Fp8Tensor dproj8 = layer_in_proj(layer).fp8.dout;
-    fp8_convert<FP8_E5M2>(&dproj8, dproj, layer->B * layer->T, 3 * layer->config->hidden_size, stride,
-                          layer->stream);
+    for (int i = 0; i < layer_chunks(layer); i++) {
+        const SequenceChunk chunk = layer_chunk(layer, i);
+        const Linear part = linear_slice(in_proj, chunk.first, layer->B * chunk.tokens);
+        bf16* part_dproj = chunk_rows(dproj, chunk, stride);
+        heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj, chunk, RANGE_BACKWARD);
+        sequence_end(layer, chunk);
+        fp8_convert<FP8_E5M2>(&part.fp8.dout, part_dproj, part.rows, 3 * d, stride, layer->stream);
+        linear_backward_input(chunk_rows(din, chunk, d), part_dproj, &part, layer->matmul);
+    }
 }
 
 // ----------------------------------------------------------------------------
