@@ -129,6 +129,7 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
     return {.bounds = {a->first_key_block, a->last_query_block, a->head_order},
             .score_limits = a->score_limits,
             .count = layer->recomputing ? NULL : a->pruning,
+            .head_kept = head_kept(layer),
             .cum_logf = a->cum_logf,
             .squares = a->squares,
             .q_weight = paths[0].weight,
@@ -650,6 +651,7 @@ static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
+    deal_begin_step(model->heads, model->stream);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -827,8 +829,8 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
-        exchange_sums(exchange, model->stats, pruning, pruning ? 2 * model->config.num_hidden_layers : 0,
-                      model->stream);
+        deal_sums(model->heads, exchange, model->stats, pruning,
+                  pruning ? 2 * model->config.num_hidden_layers : 0, model->stream);
     global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
@@ -1054,6 +1056,7 @@ static Model* trainer_open(Run* run) {
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,
                                  run_infers(run) ? (int64_t)EXTEND_ROWS : B * own_T, model->exchange);
+    if (train && !run->options.deterministic) deal_open(model->heads, &run->config);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));

@@ -22,6 +22,8 @@ message into a wait, which a CUDA graph would repeat: passes of ranks that share
                       `ready` |                                     ^ `done`
     exchange's stream         split -> copies -> rows of the inboxes |
 
+Which heads a rank has may change from step to step (deal.cuh).
+
 Where layer->heads is NULL the exchanges of a pass return at once, but for in_proj_to_heads, which attention then
 does not call: their tensors are the same ones on both sides. Called by attention, for losses by the GPU trainer,
 and for inference by prompt.cuh. An error of CUDA ends the program; a message that never comes is ended by the
@@ -85,7 +87,8 @@ static inline RankHeads* sequence_open(World* world, const Config* c, const Para
 static inline void sequence_close(RankHeads* h) {
     if (!h) return;
     if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
-    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias, h->dbias};
+    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
+                             h->dbias,    h->deal,     h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
     CUDA_CHECK(cudaStreamDestroy(h->exchange->stream));
     CUDA_CHECK(cudaEventDestroy(h->exchange->ready));
@@ -124,7 +127,7 @@ static inline void tokens_to_heads(const Layer* layer, const HeadColumns* column
     Range range("exchange of sequences", pass, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, layer->T);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16),
                   all = bytes * g->size;
     HeadBlocks to = {.own_stride = row * g->size, .rank = g->rank};
@@ -146,7 +149,7 @@ static inline void heads_to_tokens(const Layer* layer, const HeadColumns* column
     Range range("exchange of sequences", pass, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, layer->T);
+    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, layer->T);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
     const PeersMessage message = {heads, bytes, layer->B, bytes, bytes * g->size};
     peers_send(peers, &message, stream);
@@ -158,21 +161,23 @@ static inline void heads_to_tokens(const Layer* layer, const HeadColumns* column
     peers_read(peers, stream);
 }
 
-// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. Heads n, n + N, ... of all sequences are every
-// N-th row.
-static inline void delta_to_heads(const Layer* layer, float* head_delta, const float* delta) {
+// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. blocks: scratch of as many elements as head_delta.
+static inline void delta_to_heads(const Layer* layer, float* head_delta, float* blocks, const float* delta) {
     const cudaStream_t stream = sequence_stream(layer);
     Range range("exchange of sequences", RANGE_BACKWARD, stream);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const int64_t rows = layer->B * layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
-    const PeersMessage message = {delta, bytes, rows, bytes, bytes * g->size};
+    const int heads = layer->heads->o.heads;
+    const int64_t rows = layer->B * heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
+    const DeltaRows split = {
+        .deal = head_deal(layer), .rank = g->rank, .ranks = g->size, .heads = heads, .B = layer->B, .Tn = T};
+    delta_split(head_delta, blocks, delta, &split, stream);
+    const PeersMessage message = {blocks, rows * bytes, 1, rows * bytes, rows * bytes};
     peers_send(peers, &message, stream);
-    for (int r = 0; r < g->size; r++) {
-        const void* from = r == g->rank ? (const void*)(delta + r * T) : peers_inbox(peers, g->rank, r);
-        copy_rows(head_delta + r * T, bytes * g->size, from, r == g->rank ? bytes * g->size : bytes, bytes,
-                  rows, stream);
-    }
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank)
+            copy_rows(head_delta + r * T, bytes * g->size, peers_inbox(peers, g->rank, r), bytes, bytes, rows,
+                      stream);
     peers_read(peers, stream);
 }
 
@@ -213,11 +218,15 @@ static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o) 
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, bf16* head_dproj,
                                  const bf16* dout, const float* delta) {
     if (!layer->heads) return;
+    // dO's blocks are in use until they are sent; delta's, as floats, are behind them in the same scratch
+    const HeadColumns *o = &layer->heads->o, *proj = &layer->heads->proj;
+    const int64_t tokens = layer->B * layer->T * layer->heads->group.size;
+    assert(o->stride + 2 * o->heads <= proj->stride); // a row of head_dproj: 3 dh columns a head, at least
+    float* delta_blocks = (float*)(head_dproj + tokens * o->stride);
     head_weights_copy(layer);
     sequence_begin(layer);
-    tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size,
-                    RANGE_BACKWARD);
-    delta_to_heads(layer, head_delta, delta);
+    tokens_to_heads(layer, o, head_o, head_dproj, dout, layer->config->hidden_size, RANGE_BACKWARD);
+    delta_to_heads(layer, head_delta, delta_blocks, delta);
     sequence_end(layer);
 }
 
