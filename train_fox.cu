@@ -129,6 +129,7 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
     return {.bounds = {a->first_key_block, a->last_query_block, a->head_order},
             .score_limits = a->score_limits,
             .count = layer->recomputing ? NULL : a->pruning,
+            .head_kept = head_kept(layer),
             .cum_logf = a->cum_logf,
             .squares = a->squares,
             .q_weight = paths[0].weight,
@@ -170,9 +171,8 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
         const SequenceChunk chunk = layer_chunk(layer, i);
         const OutputGate gate = output_gate_slice(&output_gate, &tokens, chunk.first);
         const Linear linear = linear_slice(&o_proj, chunk.first, layer->B * chunk.tokens);
-        bf16 *o = chunk_rows(a.o, chunk, o_proj.K), *y = chunk_rows(a.y, chunk, o_proj.K);
+        bf16 *o = o_to_tokens(layer, a.o, a.head_o, chunk), *y = chunk_rows(a.y, chunk, o_proj.K);
         tokens.T = chunk.tokens;
-        o_to_tokens(layer, a.o, a.head_o, chunk);
         if (y || gate.y8.data) output_gate_forward(y, o, &gate, &tokens, layer->stream);
         linear_forward(chunk_rows(out, chunk, o_proj.N), y ? y : o, chunk_rows(residual, chunk, o_proj.N),
                        &linear, layer->matmul);
@@ -654,6 +654,7 @@ static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
+    deal_begin_step(model->heads, model->stream);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -827,12 +828,11 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
     AdamWTensors tensors = model_tensors(model);
     Exchange* exchange = model->exchange;
-    unsigned long long* pruning = (unsigned long long*)model_pruning(model);
     if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
-        exchange_sums(exchange, model->stats, pruning, pruning ? 2 * model->config.num_hidden_layers : 0,
-                      model->stream);
+        deal_sums(model->heads, exchange, model->stats, model_pruning(model), model->config.num_hidden_layers,
+                  model->stream);
     global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
@@ -1048,17 +1048,17 @@ static Model* trainer_open(Run* run) {
     GpuPlan plan;
     Model* model = model_plan(&plan, run);
     const Device* device = &model->device;
-    int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
+    int64_t B = run_infers(run) ? (int64_t)EXTEND_ROWS : run->micro_batch, T = run->options.seq_len;
     bool train = run_has_gradients(run);
     if (!run_infers(run) && plan.recompute < 0)
         die("%lld sequence%s of %lld tokens do not fit into the %.1f GiB that are free on %s: %s%s",
             (long long)B, plural(B, "s"), (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
             plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
-    const int64_t own_T = sequence_tokens(&run->group, T);
+    const int64_t Tn = run_infers(run) ? 1 : sequence_tokens(&run->group, T); // of the rank
     if (run->world->size > 1) model_connect(model, run->world);
-    model->heads = sequence_open(run->world, &run->config, &model->table, &run->group,
-                                 run_infers(run) ? (int64_t)EXTEND_ROWS : B, run_infers(run) ? 1 : own_T,
-                                 model->exchange);
+    model->heads =
+        sequence_open(run->world, &run->config, &model->table, &run->group, B, Tn, model->exchange);
+    if (train && !run->options.deterministic) deal_open(model->heads, &run->config);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
@@ -1073,12 +1073,12 @@ static Model* trainer_open(Run* run) {
              device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;
     model->B = B;
-    model->T = own_T;
+    model->T = Tn;
     if (!train) return model; // upload allocates activations when the masters are gone
     fp8_restore(model->fp8, &run->record, model->stream);
-    model_allocate_activations(model, B, own_T, (Recompute)plan.recompute);
-    for (QueuedStep& q : model->steps) queued_step_open(&q, L, model->shard.size);
-    model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
+    model_allocate_activations(model, B, Tn, (Recompute)plan.recompute);
+    for (QueuedStep& q : model->steps) queued_step_open(&q, run->config.num_hidden_layers, model->shard.size);
+    model->pruned = (double*)xcalloc((size_t)run->config.num_hidden_layers, sizeof(double));
     if (run->mode != RUN_BENCH) return model;
     for (cudaEvent_t& event : model->marks) CUDA_CHECK(cudaEventCreate(&event));
     if (model->exchange) model->exchange->timeline = true;

@@ -76,6 +76,7 @@ typedef struct {
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass;
                             // NULL: nothing is pruned, and what follows is not read but for scratch
     PruningCount* count;    // added to; NULL: not counted
+    unsigned long long* head_kept; // [NH] added to: what `count` keeps of each head; NULL: not counted
     const double* cum_logf;
     const float* squares;            // of qkv_forward; NULL: not measured
     const bf16 *q, *k;               // read only without QK norm and squares
@@ -326,11 +327,11 @@ __device__ static inline bool pruning_is_band(const Pruning& p, const HeadShape&
 }
 
 // Writes the bounds of the thread block's head, where block m of queries skips what pruned(m, n) says, and the
-// work that they leave, which is added `times` times to p.count.
+// work that they leave, which is added `times` times to p.count and p.head_kept.
 template <bool DOCS, class Pruned>
-__device__ static inline void pruning_write(const Pruning& p, const PruningScratch& scratch,
-                                            const PruningSight<DOCS>& sight, unsigned times, bool band,
-                                            const Pruned& pruned) {
+__device__ static inline void pruning_write(const Pruning& p, const HeadShape& s,
+                                            const PruningScratch& scratch, const PruningSight<DOCS>& sight,
+                                            unsigned times, bool band, const Pruned& pruned) {
     int blocks = scratch.blocks, span = sight.span;
     int64_t first_block = (int64_t)blockIdx.x * blocks, work = 0, seen = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
@@ -349,6 +350,7 @@ __device__ static inline void pruning_write(const Pruning& p, const PruningScrat
     }
     if (threadIdx.x > 0) return;
     scratch.head_work[blockIdx.x] = work - (band ? PRUNING_BAND : 0);
+    if (p.head_kept) atomicAdd(&p.head_kept[blockIdx.x % (unsigned)s.NH], (unsigned long long)work * times);
     if (p.count) {
         unsigned long long all =
             (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
@@ -418,7 +420,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS, 1)
     pruning_suffix_max(reach, blocks);
     pruning_suffix_max(past, blocks); // falls but for rounding: whoever skips a block skips all earlier ones
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
-    pruning_write(p, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, band, pruned);
+    pruning_write(p, s, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, band, pruned);
 }
 
 // The same where nothing is pruned: thread block b NH + h, with packed documents.
@@ -426,7 +428,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_documents_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                              const __grid_constant__ PruningScratch scratch, unsigned times) {
     PruningSight<true> sight(s, scratch.blocks);
-    pruning_write(p, scratch, sight, times, false, [](int, int) { return false; });
+    pruning_write(p, s, scratch, sight, times, false, [](int, int) { return false; });
 }
 
 // ----------------------------------------------------------------------------

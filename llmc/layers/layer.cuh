@@ -35,6 +35,11 @@ typedef struct {
     float* dnorms[2];                  // their gradients
     float *bias, *dbias;               // [heads] of the gate
     bf16* output_norm;                 // [heads, dh], in inference; NULL: there is none
+    int* deal;                         // [layers, NH] which heads a rank has (llmc/dist/cuda/deal.cuh); NULL:
+                                       // those of sequence_head in all layers
+    int layers;                        // of deal
+    unsigned long long* kept;          // [layers, heads] blocks of the step in progress; NULL without deal
+    unsigned long long* all_kept;      // [layers, NH] of all heads, summed over ranks at the step's end
     struct SequenceExchange* exchange; // llmc/dist/cuda/sequence.cuh
 } RankHeads;
 

@@ -5,11 +5,14 @@ Ranks are in groups of N: rank r has number n = r % N in group r / N. The ranks 
 sequences; groups are data parallel.
 
     token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
-    attention         heads n, n + N, n + 2N, ... over all T tokens: shift, QK norm, RoPE, gate, scores
+    attention         NH/N heads over all T tokens: shift, QK norm, RoPE, gate, scores
 
-So neighbours in index, whose gates often forget alike, are on different ranks. Between the two are exchanges:
-each rank sends every other one of its group, of its own tokens, what the other's heads read, or of its own
-heads what the other's tokens read. HeadColumns is the layout of such a row:
+Rank n has heads n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different ranks.
+In training a table may give each rank other NH/N heads in each layer, balanced by the work that pruning left them in
+the step before (sequence_deal, llmc/dist/cuda/deal.cuh).
+
+Between the two are exchanges: each rank sends every other one of its group, of its own tokens, what the other's heads
+read, or of its own heads what the other's tokens read. HeadColumns is the layout of such a row:
 
     row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
@@ -47,8 +50,38 @@ static inline SequenceGroup sequence_group(int rank, int64_t sequence_ranks) {
 // The rank's tokens of a sequence of T.
 static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) { return T / g->size; }
 
-// Head i of those that rank `rank` of `ranks` has.
+// Head i of those that rank `rank` of `ranks` has, without a table.
 SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }
+
+// The same by a layer's row of the table, deal [ranks, heads] with `heads` heads a rank; NULL: there is none.
+SEQUENCE_FUNCTION int64_t sequence_dealt_head(const int* deal, int rank, int ranks, int heads, int i) {
+    return deal ? deal[rank * heads + i] : sequence_head(rank, ranks, i);
+}
+
+// Balances a layer's row for the next step by the work of its heads, work [ranks * heads], in the step before. In
+// order of falling work each head goes to the rank with the least sum so far that has fewer than `heads`; ties go to
+// the lowest head and rank, so that all ranks find the same row. A rank's heads are in rising order. Without any work
+// the row stays. One thread reads `work` (ranks heads)^2 times: for up to some hundred heads.
+SEQUENCE_FUNCTION void sequence_deal(int* deal, const unsigned long long* work, int ranks, int heads) {
+    unsigned long long sums[SEQUENCE_MAX_RANKS] = {0};
+    int filled[SEQUENCE_MAX_RANKS] = {0}, head = -1;
+    bool worked = false;
+    for (int h = 0; h < ranks * heads; h++) worked = worked || work[h] > 0;
+    for (int n = 0; worked && n < ranks * heads; n++) {
+        int next = -1, rank = -1;
+        for (int h = 0; h < ranks * heads; h++) {
+            const bool behind = head < 0 || work[h] < work[head] || (work[h] == work[head] && h > head);
+            if (behind && (next < 0 || work[h] > work[next])) next = h;
+        }
+        for (int r = 0; r < ranks; r++)
+            if (filled[r] < heads && (rank < 0 || sums[r] < sums[rank])) rank = r;
+        int *row = deal + rank * heads, at = filled[rank]++;
+        for (; at > 0 && row[at - 1] > next; at--) row[at] = row[at - 1];
+        row[at] = next;
+        sums[rank] += work[next];
+        head = next;
+    }
+}
 
 // Fails where groups of N of `ranks` ranks cannot share sequences of T tokens of the model.
 static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t T, Error* err) {
@@ -154,12 +187,14 @@ static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
     return h;
 }
 
-// The column of a row of all heads that column `local` of rank `rank` is; -1: padding.
-SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, int rank, int local) {
+// The column of a row of all heads that column `local` of rank `rank` is; -1: padding. deal: the layer's row of the
+// table, or NULL.
+SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* deal, int rank, int local) {
     for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
         const int width = h->part[p].width, at = local - h->part[p].local;
-        if (at >= 0)
-            return h->part[p].column + (int)sequence_head(rank, h->ranks, at / width) * width + at % width;
+        if (at < 0) continue;
+        const int head = (int)sequence_dealt_head(deal, rank, h->ranks, h->heads, at / width);
+        return h->part[p].column + head * width + at % width;
     }
     return -1;
 }

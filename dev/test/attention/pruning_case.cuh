@@ -157,6 +157,7 @@ struct Bounds {
     Buffer<double> cum_logf, score_limits;
     Buffer<int> first_key_block, last_query_block, head_order;
     Buffer<PruningCount> count;
+    Buffer<unsigned long long> head_kept;
     Buffer<char> scratch;
     Buffer<int32_t> doc_start;
     Buffer<float> squares;
@@ -167,28 +168,30 @@ struct Bounds {
         : shape(in.s.head_shape(in.weight_stride())), q(in.q), k(in.k), q_weight(in.q_weight),
           k_weight(in.k_weight), cum_logf(in.cum_logf), score_limits((size_t)in.s.heads()),
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
-          head_order((size_t)in.s.heads() + 1), count(1), scratch(pruning_scratch_bytes(&shape)),
-          doc_start(in.doc_start), squares(in.measured ? in.squares() : vector<float>()) {
+          head_order((size_t)in.s.heads() + 1), count(1), head_kept((size_t)in.s.NH),
+          scratch(pruning_scratch_bytes(&shape)), doc_start(in.doc_start),
+          squares(in.measured ? in.squares() : vector<float>()) {
         bool norm = in.norm != NO_NORM;
         pruning.bounds = {first_key_block, last_query_block, head_order};
         if (!in.doc_start.empty()) shape.doc_start = doc_start;
         pruning.score_limits = prunes ? score_limits.p : NULL, pruning.count = count,
-        pruning.cum_logf = cum_logf;
+        pruning.head_kept = head_kept, pruning.cum_logf = cum_logf;
         pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
         pruning.acp = acp;
         if (norm) pruning.q_weight = q_weight, pruning.k_weight = k_weight;
         if (in.measured) pruning.squares = squares;
         if (!norm && !in.measured) pruning.q = q, pruning.k = k;
         CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
-        for (int run = 0; run < 2; run++) // twice: count is added to, everything else is written
+        CUDA_CHECK(cudaMemset(head_kept, 0, head_kept.n * sizeof(unsigned long long)));
+        for (int run = 0; run < 2; run++) // twice: counts are added to, everything else is written
             pruning_bounds(&pruning, &shape, 0);
         check_ends();
     }
     void check_ends() {
         CUDA_CHECK(cudaDeviceSynchronize());
         CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
-                  head_order.end_untouched() && count.end_untouched() && score_limits.end_untouched() &&
-                  scratch.end_untouched(),
+                  head_order.end_untouched() && count.end_untouched() && head_kept.end_untouched() &&
+                  score_limits.end_untouched() && scratch.end_untouched(),
               "wrote past the end");
     }
     // Replaces the bounds by those of the backward pass.

@@ -155,6 +155,12 @@ static void test_bounds(Gates gates, QKNorm norm, const Shape& s) {
     CHECK(count.all == 2 * expected.all && count.kept == 2 * expected.kept,
           "%s: the count is %llu of %llu, not twice %llu of %llu", name, count.kept, count.all, expected.kept,
           expected.all);
+    vector<unsigned long long> head_kept((size_t)s.NH);
+    for (int64_t head = 0; head < s.heads(); head++)
+        for (int64_t m = 0; m < s.blocks(); m++)
+            head_kept[(size_t)(head % s.NH)] +=
+                2 * (unsigned long long)(m - first[(size_t)(head * s.blocks() + m)] + 1);
+    CHECK(head_kept == bounds.head_kept.host(), "%s: the counts of heads", name);
     if (gates == OPEN || (gates == WALLS && norm == NO_NORM))
         CHECK(expected.kept == expected.all, "%s: blocks were pruned", name);
     if (gates == DEAD)

@@ -3,10 +3,12 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
     prompts     two and three processes that score and continue prompts (dev/test/inference/shared_prompts.cuh)
-    blocks      heads_split and heads_join against llmc/model/sequence.h on the host
+    blocks      heads_split, heads_join and delta_split against llmc/model/sequence.h on the host, with and without
+                a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
-                documents, all levels of recomputation, which do not change a bit, nor does a second pass
+                documents, all levels of recomputation, which do not change a bit, nor does a second pass. Models
+                that prune also with a random table of heads, and with the one that its counts lead to (deal.cuh)
     ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
 The work of ranks in one process is queued rank after rank before the host waits for any of it. So nothing may
@@ -211,11 +213,78 @@ static Result run_alone(const Batch* batch, int64_t B, int64_t T) {
     return result;
 }
 
+// A row of the table of heads: any order of them.
+static std::vector<int> random_row(int heads, uint64_t seed) {
+    std::vector<int> row((size_t)heads);
+    for (int h = 0; h < heads; h++) row[(size_t)h] = h;
+    for (int h = heads - 1; h > 0; h--)
+        std::swap(row[(size_t)h], row[(size_t)(random_u64(seed, 7, (uint64_t)h) % (uint64_t)(h + 1))]);
+    return row;
+}
+
+// The blocks that all ranks have kept of each head, [L, NH], which each rank then has from all.
+static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
+    const int64_t n = models[0].config.num_hidden_layers * models[0].config.num_heads,
+                  bytes = n * (int64_t)sizeof(unsigned long long);
+    std::vector<unsigned long long> own((size_t)n), all((size_t)n);
+    for (int r = 0; r < ranks; r++) {
+        deal_collect(models[r].heads, models[r].stream);
+        CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
+        device_download(own.data(), models[r].heads->all_kept, bytes);
+        for (size_t i = 0; i < own.size(); i++) all[i] += own[i];
+    }
+    for (int r = 0; r < ranks; r++)
+        CUDA_CHECK(cudaMemcpy(models[r].heads->all_kept, all.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+    return all;
+}
+
+// Models that prune, with a random table of heads and then with the table that follows from the counts. first: of the
+// random table, at any level of recomputation.
+static void check_dealt(const char* name, Model* models, int ranks, const Batch* batch, const Result* alone,
+                        Result* first) {
+    const Config* c = &models[0].config;
+    const int64_t L = c->num_hidden_layers, NH = c->num_heads, bytes = L * NH * (int64_t)sizeof(int);
+    char label[300];
+    snprintf(label, sizeof label, "%s, heads dealt", name);
+    std::vector<int> deal, dealt((size_t)(L * NH));
+    for (int64_t l = 0; l < L; l++) {
+        const std::vector<int> row = random_row((int)NH, (uint64_t)l);
+        deal.insert(deal.end(), row.begin(), row.end());
+    }
+    for (int r = 0; r < ranks; r++) {
+        deal_open(models[r].heads, c);
+        CUDA_CHECK(cudaMemcpy(models[r].heads->deal, deal.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+    }
+    Result result = run_ranks(models, ranks, batch->inputs, batch->targets);
+    if (first->grads.empty()) {
+        compare_results(label, &models[0], ranks, &result, alone);
+        *first = result;
+    }
+    CHECK(result.grads == first->grads && result.losses == first->losses,
+          "%s, %d ranks, --recompute %s: other bits", label, ranks,
+          option_recompute_names[models[0].recompute]);
+    const std::vector<unsigned long long> kept = sum_kept(models, ranks);
+    unsigned long long sum = 0;
+    for (unsigned long long n : kept) sum += n;
+    CHECK(sum == result.kept, "%s, %d ranks: heads have %llu of %llu blocks", label, ranks, sum, result.kept);
+    for (int64_t l = 0; l < L; l++)
+        sequence_deal(&deal[(size_t)(l * NH)], &kept[(size_t)(l * NH)], ranks, (int)NH / ranks);
+    for (int r = 0; r < ranks; r++) {
+        deal_heads(models[r].heads, models[r].stream);
+        CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
+        device_download(dealt.data(), models[r].heads->deal, bytes);
+        CHECK(dealt == deal, "%s, rank %d of %d: another table", label, r, ranks);
+    }
+    result = run_ranks(models, ranks, batch->inputs, batch->targets);
+    compare_results(label, &models[0], ranks, &result, alone);
+    CHECK(sum_kept(models, ranks) == kept, "%s, %d ranks: other heads' blocks", label, ranks);
+}
+
 // A variant on `ranks` ranks, at every level of recomputation, and on one.
 static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
     Batch batch(name, B, T);
     const Result alone = run_alone(&batch, B, T);
-    Result first = {};
+    Result first = {}, first_dealt = {};
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         Model models[RANKS_MOST];
         for (int r = 0; r < ranks; r++)
@@ -232,6 +301,8 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
                   "%s, %d ranks, --recompute %s, pass %d: other bits", name, ranks,
                   option_recompute_names[recompute], again);
         }
+        if (config_prunes(&batch.start.config))
+            check_dealt(name, models, ranks, &batch, &alone, &first_dealt);
         free_models(models, ranks);
     }
 }
@@ -258,7 +329,41 @@ static int64_t wrong_own_block(const bf16* dx, const std::vector<uint16_t>& bloc
     return wrong;
 }
 
-static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, BlocksOf of) {
+// delta [B, NH, Tn] is split into blocks of other ranks, and the rank's own rows among those of all tokens.
+static void check_delta(const std::vector<int>& deal, const int* ddeal, int ranks, int64_t B, int64_t Tn) {
+    const int NH = (int)deal.size(), heads = NH / ranks;
+    const int64_t n = B * NH * Tn, bytes = n * (int64_t)sizeof(float);
+    Floats delta((size_t)n), own((size_t)n), blocks((size_t)n);
+    for (size_t i = 0; i < delta.size(); i++) delta[i] = (float)(i + 1);
+    float *ddelta = (float*)device_bytes((size_t)bytes), *down = (float*)device_bytes((size_t)bytes),
+          *dblocks = (float*)device_bytes((size_t)bytes);
+    CUDA_CHECK(cudaMemcpy(ddelta, delta.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+    int64_t wrong = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const DeltaRows rows = {
+            .deal = ddeal, .rank = rank, .ranks = ranks, .heads = heads, .B = B, .Tn = Tn};
+        CUDA_CHECK(cudaMemset(down, 0, (size_t)bytes));
+        CUDA_CHECK(cudaMemset(dblocks, 0, (size_t)bytes));
+        delta_split(down, dblocks, ddelta, &rows, 0);
+        device_download(own.data(), down, bytes);
+        device_download(blocks.data(), dblocks, bytes);
+        for (int64_t i = 0; i < n; i++) { // of the blocks [ranks, B, heads, Tn]
+            const int r = (int)(i / (B * heads * Tn)), head = deal[(size_t)(r * heads + i / Tn % heads)];
+            const int64_t b = i / (heads * Tn) % B, t = i % Tn;
+            const float value = delta[(size_t)((b * NH + head) * Tn + t)];
+            wrong += blocks[(size_t)i] != (r == rank ? 0 : value);
+            const int64_t at = ((b * heads + i / Tn % heads) * ranks + r) * Tn + t;
+            wrong += own[(size_t)at] != (r == rank ? value : 0);
+        }
+    }
+    CHECK(wrong == 0, "%d ranks: %lld elements of delta are wrong", ranks, (long long)wrong);
+    device_free(ddelta);
+    device_free(down);
+    device_free(dblocks);
+}
+
+// seed: of the table's row; 0: without a table.
+static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, BlocksOf of, uint64_t seed) {
     Error err;
     Config c;
     Recipe recipe;
@@ -268,7 +373,13 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
         of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of(&table, &c, ranks, of == OF_PASS);
     const int64_t stride = of != OF_O ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
-    const HeadRows shape = head_rows(&columns, stride, B, Tn);
+    const std::vector<int> row = random_row((int)c.num_heads, seed);
+    const size_t row_bytes = row.size() * sizeof(int);
+    const int* deal = seed ? row.data() : NULL;
+    int* ddeal = seed ? (int*)device_bytes(row_bytes) : NULL;
+    if (seed) CUDA_CHECK(cudaMemcpy(ddeal, deal, row_bytes, cudaMemcpyHostToDevice));
+    if (seed) check_delta(row, ddeal, ranks, B, Tn);
+    const HeadRows shape = head_rows(&columns, ddeal, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
     for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);
     bf16 *dx = (bf16*)device_bytes(x.size() * 2), *dblocks = (bf16*)device_bytes(blocks.size() * 2);
@@ -282,9 +393,9 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
         if (rank == 0 && B > 1) continue;
         device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
         for (int64_t i = 0; i < ranks * block; i++) {
-            const int64_t row = i % block / columns.stride;
-            const int whole = head_columns_whole(&columns, (int)(i / block), (int)(i % columns.stride));
-            wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(row * stride + whole)]);
+            const int64_t at = i % block / columns.stride * stride;
+            const int whole = head_columns_whole(&columns, deal, (int)(i / block), (int)(i % columns.stride));
+            wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(at + whole)]);
         }
         if (B == 1) wrong += wrong_own_block(dx, blocks, &shape, rank);
         CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
@@ -293,7 +404,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
         std::vector<char> of_heads((size_t)stride);
         for (int r = 0; r < ranks; r++)
             for (int i = 0; i < columns.columns; i++)
-                of_heads[(size_t)head_columns_whole(&columns, r, i)] = 1;
+                of_heads[(size_t)head_columns_whole(&columns, deal, r, i)] = 1;
         for (size_t i = 0; i < x.size(); i++)
             lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
     }
@@ -301,16 +412,20 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
           ranks, (long long)wrong, (long long)lost);
     device_free(dx);
     device_free(dblocks);
+    device_free(ddeal);
     params_free(&table);
 }
 
 static void test_blocks(void) {
     for (int ranks : {2, 3, 4, 6, 12})
         for (const char* preset : {"fox-pro-125m", "transformer-llama-125m", "fox-llama-125m"}) {
-            check_blocks(preset, ranks, 1, 37, OF_PROJ);
-            check_blocks(preset, ranks, 1, 37, OF_PASS);
-            check_blocks(preset, ranks, 3, 5, OF_PROJ);
-            check_blocks(preset, ranks, 2, 17, OF_O);
+            check_blocks(preset, ranks, 1, 37, OF_PROJ, 0);
+            check_blocks(preset, ranks, 1, 37, OF_PASS, 0);
+            check_blocks(preset, ranks, 3, 5, OF_PROJ, 0);
+            check_blocks(preset, ranks, 2, 17, OF_O, 0);
+            check_blocks(preset, ranks, 1, 300, OF_PROJ, 1);
+            check_blocks(preset, ranks, 3, 5, OF_PROJ, 2);
+            check_blocks(preset, ranks, 1, 17, OF_O, 3);
         }
 }
 
@@ -348,8 +463,8 @@ static void test_variants(void) {
 
 static void test_quick(void) {
     poison = false;
-    check_blocks("fox-pro-125m", 2, 2, 5, OF_PROJ);
-    check_blocks("fox-pro-125m", 2, 1, 5, OF_PASS);
+    check_blocks("fox-pro-125m", 2, 2, 5, OF_PROJ, 0);
+    check_blocks("fox-pro-125m", 2, 1, 5, OF_PASS, 1);
     check_shared("fox-pro hidden_size=128 intermediate_size=72", 2, 66, 2);
     check_shared("transformer-llama hidden_size=128 intermediate_size=72", 1, 130, 2);
 }

@@ -8,14 +8,19 @@ heads_split cuts whole rows into N blocks, one for the heads of each rank; heads
 from the N blocks that ranks have sent. A thread moves eight columns of a block: 16 bytes of q, k, v or o, or
 up to eight heads' logits of gates. Other columns of whole rows stay as they are.
 
+Rows of delta, float [B, NH, Tn] of the rank's own tokens, are split in the same way, into blocks [B, NH/N, Tn].
+
 Weights that a head has of its own, of QK norm and the gate's bias, are copied to [heads] of the rank before its
 kernels run, and their gradients are added to those of all heads after: the kernels know of no ranks.
+
+Which heads a rank has is read from the layer's row of the table (deal.cuh), for columns and weights alike.
 
 Called by sequence.cuh and prompt.cuh.
 */
 #pragma once
 
 #include "../../layers/layer.cuh"
+#include "deal.cuh"
 
 // The block of each rank, NULL: left out; sequences are Tn stride elements apart, but in the rank's own block own_stride.
 typedef struct {
@@ -26,6 +31,7 @@ typedef struct {
 
 struct HeadRows {
     HeadColumns columns;
+    const int* deal; // of head_deal
     int64_t x_stride;
     int Tn, chunks, count; // tokens of a sequence; groups of eight columns of a block's row, and of a block
 };
@@ -43,7 +49,7 @@ __global__ static void __launch_bounds__(256)
     int part = 0;
     while (part + 1 < a.columns.parts && local >= a.columns.part[part + 1].local) part++;
     if (a.columns.part[part].width % HEAD_COLUMNS_ALIGN == 0) {
-        bf16* whole = x + head_columns_whole(&a.columns, rank, local);
+        bf16* whole = x + head_columns_whole(&a.columns, a.deal, rank, local);
         if (SPLIT)
             store16(at, load_raw8(whole));
         else
@@ -53,20 +59,23 @@ __global__ static void __launch_bounds__(256)
     Pack8 values = {};
     if (!SPLIT) values = load16(at);
     for (int i = 0; i < HEAD_COLUMNS_ALIGN; i++) {
-        const int whole = head_columns_whole(&a.columns, rank, local + i);
+        const int whole = head_columns_whole(&a.columns, a.deal, rank, local + i);
         if (SPLIT && whole >= 0) values[i] = x[whole];
         if (!SPLIT && whole >= 0) x[whole] = values[i];
     }
     if (SPLIT) store16(at, values);
 }
 
-static inline HeadRows head_rows(const HeadColumns* columns, int64_t x_stride, int64_t B, int64_t Tn) {
+// deal: of head_deal.
+static inline HeadRows head_rows(const HeadColumns* columns, const int* deal, int64_t x_stride, int64_t B,
+                                 int64_t Tn) {
     const int chunks = columns->stride / HEAD_COLUMNS_ALIGN;
     assert(B * Tn * chunks < INT32_MAX && x_stride % HEAD_COLUMNS_ALIGN == 0);
     for (int p = 0; p < columns->parts; p++) // of 16 bytes, unless they are single columns
         assert(columns->part[p].width == 1 ||
                (columns->part[p].width | columns->part[p].column) % HEAD_COLUMNS_ALIGN == 0);
     return {.columns = *columns,
+            .deal = deal,
             .x_stride = x_stride,
             .Tn = (int)Tn,
             .chunks = chunks,
@@ -86,6 +95,36 @@ static inline void heads_join(bf16* x, const HeadBlocks* blocks, const HeadRows*
     CUDA_LAUNCH(heads_kernel<false>, grid, 256, stream, *blocks, x, *rows);
 }
 
+struct DeltaRows {
+    const int* deal; // of head_deal
+    int rank, ranks, heads;
+    int64_t B, Tn;
+};
+
+// Thread block (row, chunk of tokens) of the rows of all blocks, [ranks, B, heads].
+__global__ static void __launch_bounds__(256)
+    delta_kernel(float* own, float* blocks, const float* delta, const __grid_constant__ DeltaRows a) {
+    const int64_t row = blockIdx.x, t = blockIdx.y * 256 + threadIdx.x, of_rank = a.B * a.heads;
+    if (t >= a.Tn) return;
+    const int rank = (int)(row / of_rank), i = (int)(row % a.heads);
+    const int64_t b = row % of_rank / a.heads, NH = (int64_t)a.ranks * a.heads;
+    const float value = delta[(b * NH + sequence_dealt_head(a.deal, rank, a.ranks, a.heads, i)) * a.Tn + t];
+    if (rank == a.rank)
+        own[(row % of_rank * a.ranks + rank) * a.Tn + t] = value;
+    else
+        blocks[row * a.Tn + t] = value;
+}
+
+// Writes the blocks [ranks, B, heads, Tn] of the other ranks' heads from delta [B, NH, Tn], and the rank's own block
+// into its tokens' place of `own` [B, heads, ranks, Tn].
+static inline void delta_split(float* own, float* blocks, const float* delta, const DeltaRows* rows,
+                               cudaStream_t stream) {
+    const dim3 grid((unsigned)(rows->ranks * rows->B * rows->heads),
+                    (unsigned)ceil_div<int64_t>(rows->Tn, 256));
+    assert(grid.y < 65536);
+    CUDA_LAUNCH(delta_kernel, grid, 256, stream, own, blocks, delta, *rows);
+}
+
 // ----------------------------------------------------------------------------
 // weights of single heads
 
@@ -95,19 +134,25 @@ struct HeadWeights {
     const bf16* norms[2];
     const float* bias;
     float *dnorms[2], *dbias;
+    const int* deal; // of head_deal
     int dh;
 };
+
+// Head i of the rank, of all heads.
+__device__ static inline int64_t head_weights_whole(const RankHeads& h, const HeadWeights& w, int i) {
+    return sequence_dealt_head(w.deal, h.group.rank, h.group.size, h.o.heads, i);
+}
 
 // Copies the weights of the rank's heads, and zeroes their gradients.
 __global__ static void __launch_bounds__(256)
     head_weights_kernel(const __grid_constant__ RankHeads h, const __grid_constant__ HeadWeights w) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, head = i / w.dh;
     if (head >= heads) return;
-    const int64_t whole = sequence_head(h.group.rank, h.group.size, head) * w.dh + i % w.dh;
+    const int64_t whole = head_weights_whole(h, w, head) * w.dh + i % w.dh;
     for (int k = 0; k < 2; k++)
         if (w.norms[k]) h.norms[k][i] = w.norms[k][whole], h.dnorms[k][i] = 0;
     if (i >= heads || !w.bias) return;
-    h.bias[i] = w.bias[sequence_head(h.group.rank, h.group.size, i)];
+    h.bias[i] = w.bias[head_weights_whole(h, w, i)];
     h.dbias[i] = 0;
 }
 
@@ -116,10 +161,10 @@ __global__ static void __launch_bounds__(256)
     head_gradients_kernel(const __grid_constant__ RankHeads h, const __grid_constant__ HeadWeights w) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, head = i / w.dh;
     if (head >= heads) return;
-    const int64_t whole = sequence_head(h.group.rank, h.group.size, head) * w.dh + i % w.dh;
+    const int64_t whole = head_weights_whole(h, w, head) * w.dh + i % w.dh;
     for (int k = 0; k < 2; k++)
         if (w.norms[k] && w.dnorms[k]) w.dnorms[k][whole] += h.dnorms[k][i];
-    if (i < heads && w.bias && w.dbias) w.dbias[sequence_head(h.group.rank, h.group.size, i)] += h.dbias[i];
+    if (i < heads && w.bias && w.dbias) w.dbias[head_weights_whole(h, w, i)] += h.dbias[i];
 }
 
 static inline HeadWeights head_weights_of(const Layer* layer) {
@@ -130,6 +175,7 @@ static inline HeadWeights head_weights_of(const Layer* layer) {
         .bias = layer_param_fp32(layer, P_FGATE_BIAS),
         .dnorms = {layer_param(layer, layer->grads, P_Q_NORM), layer_param(layer, layer->grads, P_K_NORM)},
         .dbias = layer_param(layer, layer->grads, P_FGATE_BIAS),
+        .deal = head_deal(layer),
         .dh = (int)config_head_size(layer->config)};
 }
 

@@ -27,8 +27,8 @@ returns at once where layer->heads is NULL.
 
 #include "sequence.cuh"
 
-// The rank's heads of all layers of `layer`'s model, with copies of the weights that each head has of its own. Free
-// with layer_heads_free.
+// The rank's heads of all layers of `layer`'s model, those of sequence_head, with copies of the weights that each head
+// has of its own. Free with layer_heads_free.
 static inline RankHeads* layer_heads_new(const Layer* layer) {
     const Config* c = layer->config;
     const RankHeads* shared = layer->heads;
@@ -101,7 +101,7 @@ static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head
         return;
     }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
-    const HeadRows shape = head_rows(&layer->heads->proj, row_stride, 1, rows);
+    const HeadRows shape = head_rows(&layer->heads->proj, head_deal(layer), row_stride, 1, rows);
     HeadBlocks to = {.own_stride = 0, .rank = layer->heads->group.rank};
     to.rows[to.rank] = head_proj;
     heads_split(&to, proj, &shape, layer->stream);
@@ -120,7 +120,7 @@ static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y
     }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows shape = head_rows(columns, y_stride, 1, rows);
+    const HeadRows shape = head_rows(columns, head_deal(layer), y_stride, 1, rows);
     const PeersMessage message = {head_y, 0, 1, bytes, bytes};
     peers_send(peers, &message, layer->stream);
     HeadBlocks from = {.own_stride = 0, .rank = g->rank};

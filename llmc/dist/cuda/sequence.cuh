@@ -23,7 +23,7 @@ gradient beside dproj. Beside dO run the weight gradients of gate_proj and o_pro
     in                     rows of inbox 0 | rows of inbox 1  | rows of inbox 2 |
 
 Each message has a number of its own in its wait, which a CUDA graph would repeat: passes of ranks that share
-sequences are not captured.
+sequences are not captured. Which heads a rank has may change from step to step (deal.cuh).
 
 Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
 Called by attention, for losses by the GPU trainer, and for inference by prompt.cuh. An error of CUDA ends the
@@ -92,7 +92,8 @@ static inline RankHeads* sequence_open(World* world, const Config* c, const Para
 static inline void sequence_close(RankHeads* h) {
     if (!h) return;
     if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
-    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias, h->dbias};
+    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
+                             h->dbias,    h->deal,     h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
     CUDA_CHECK(cudaStreamDestroy(h->exchange->out));
     CUDA_CHECK(cudaStreamDestroy(h->exchange->in));
@@ -155,7 +156,7 @@ static inline void tokens_to_heads(const Layer* layer, const HeadColumns* column
     Range range("exchange of sequences", pass, out);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, chunk.tokens);
+    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, chunk.tokens);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16),
                   all = bytes * g->size, first = chunk.first * columns->stride,
                   chunk_bytes = chunk.tokens * head_columns_bytes(columns);
@@ -180,7 +181,7 @@ static inline void heads_to_tokens(const Layer* layer, const HeadColumns* column
     Range range("exchange of sequences", pass, in);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, x_stride, layer->B, chunk.tokens);
+    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, chunk.tokens);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
     const bf16* from_chunk = heads + chunk.first * columns->stride;
     const PeersMessage message = {from_chunk, bytes, layer->B, chunk.tokens * head_columns_bytes(columns),
@@ -195,22 +196,24 @@ static inline void heads_to_tokens(const Layer* layer, const HeadColumns* column
     peers_read(peers, in);
 }
 
-// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. Heads n, n + N, ... of all sequences are every
-// N-th row.
-static inline void delta_to_heads(const Layer* layer, float* head_delta, const float* delta) {
+// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. blocks: scratch of as many elements as head_delta.
+static inline void delta_to_heads(const Layer* layer, float* head_delta, float* blocks, const float* delta) {
     const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
-    Range range("exchange of sequences", RANGE_BACKWARD, in);
+    Range range("exchange of sequences", RANGE_BACKWARD, out);
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
-    const int64_t rows = layer->B * layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
-    const PeersMessage message = {delta, bytes, rows, bytes, bytes * g->size};
+    const int heads = layer->heads->o.heads;
+    const int64_t rows = layer->B * heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
+    const DeltaRows split = {
+        .deal = head_deal(layer), .rank = g->rank, .ranks = g->size, .heads = heads, .B = layer->B, .Tn = T};
+    delta_split(head_delta, blocks, delta, &split, out);
+    const PeersMessage message = {blocks, rows * bytes, 1, rows * bytes, rows * bytes};
     peers_post(peers, &message, out);
     peers_await(peers, in);
-    for (int r = 0; r < g->size; r++) {
-        const void* from = r == g->rank ? (const void*)(delta + r * T) : peers_inbox(peers, g->rank, r);
-        copy_rows(head_delta + r * T, bytes * g->size, from, r == g->rank ? bytes * g->size : bytes, bytes,
-                  rows, in);
-    }
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank)
+            copy_rows(head_delta + r * T, bytes * g->size, peers_inbox(peers, g->rank, r), bytes, bytes, rows,
+                      in);
     peers_read(peers, in);
 }
 
@@ -249,24 +252,31 @@ static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* h
     sequence_end(layer, layer_chunk(layer, 0));
 }
 
-// The chunk's rows of o, from head_o of all ranks.
-static inline void o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
-    if (!layer->heads) return;
+// Returns the chunk's rows of o, from head_o of all ranks. Chunks are called for in order.
+static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
+    const int64_t d = layer->config->hidden_size;
+    if (!layer->heads) return o;
     if (chunk.first == 0) sequence_begin(layer);
-    heads_to_tokens(layer, &layer->heads->o, o, layer->config->hidden_size, head_o, chunk, RANGE_FORWARD);
+    heads_to_tokens(layer, &layer->heads->o, o, d, head_o, chunk, RANGE_FORWARD);
     sequence_end(layer, chunk);
+    return chunk_rows(o, chunk, d);
 }
 
 // head_o gets the gradient of o, dout, and head_delta delta.
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, bf16* head_dproj,
                                  const bf16* dout, const float* delta) {
     if (!layer->heads) return;
+    // dO's blocks are in use until they are sent; delta's, as floats, are behind them in the same scratch
+    const HeadColumns *o = &layer->heads->o, *proj = &layer->heads->proj;
+    const int64_t tokens = layer->B * layer->T * layer->heads->group.size;
+    assert(o->stride + 2 * o->heads <= proj->stride); // a row of head_dproj: 3 dh columns a head, at least
+    float* delta_blocks = (float*)(head_dproj + tokens * o->stride);
     head_weights_copy(layer);
     sequence_begin(layer);
     for (int i = 0; i < layer_chunks(layer); i++)
-        tokens_to_heads(layer, &layer->heads->o, head_o, head_dproj, dout, layer->config->hidden_size,
-                        layer_chunk(layer, i), RANGE_BACKWARD);
-    delta_to_heads(layer, head_delta, delta);
+        tokens_to_heads(layer, o, head_o, head_dproj, dout, layer->config->hidden_size, layer_chunk(layer, i),
+                        RANGE_BACKWARD);
+    delta_to_heads(layer, head_delta, delta_blocks, delta);
     sequence_end(layer, layer_chunk(layer, 0));
 }
 
