@@ -332,10 +332,11 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         printf("  %4.1f%% MFU", 100 * flops / l->peak_flops);
     else if (l->flops_per_token > 0)
         printf("  %7.1f GFLOP/s", 1e-9 * flops);
+    const int digits = pruned > 0.99 ? 2 : 0; // what is left may still be a large part of the work
     if (s->num_layers > 0 && l->peak_flops > 0)
-        printf(" (%4.1f%% executed, %2.0f%% pruned)", 100 * executed / l->peak_flops, 100 * pruned);
+        printf(" (%4.1f%% executed, %2.*f%% pruned)", 100 * executed / l->peak_flops, digits, 100 * pruned);
     else if (s->num_layers > 0)
-        printf(" (%2.0f%% pruned)", 100 * pruned);
+        printf(" (%2.*f%% pruned)", digits, 100 * pruned);
     printf("  %6s left\n", log_duration(time_left, seconds_left));
     fflush(stdout); // stdout may be a pipe
 }

@@ -129,7 +129,7 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     if (trainer->bench_print) trainer->bench_print(model, run, &last);
     bench_print_rate(run, "forward and backward", ms[1], pruned, hidden);
     bench_print_rate(run, "step", ms[0], pruned, hidden);
-    if (last.num_layers > 0) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
+    if (last.num_layers > 0) printf("  %-28s %10.2f%%\n", "attention pruned", 100 * pruned);
     const double share = logger_attention_share(&last);
     if (share > 0) printf("  %-28s %10.1f%%\n", "its largest share on a rank", 100 * share);
     printf("  %-28s %10.0f MiB\n", "host memory, at most", (double)usage.ru_maxrss / 1024);
