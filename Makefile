@@ -61,7 +61,7 @@ build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
-data/text_to_shards: data/text_to_shards.c data/pack.h $(HEADERS) ## converts text files to data shards
+data/text_to_shards: data/text_to_shards.c data/not_text.h data/pack.h $(HEADERS) ## converts text files to data shards
 	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/ids_to_shards: data/ids_to_shards.c data/pack.h $(HEADERS) ## writes the data shards of scripts/make_shards.py

@@ -23,6 +23,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 #include "../llmc/base/random.h"
 #include "../llmc/tokens/shard_set.h"
 #include "../llmc/tokens/vocab_hash.h"
+#include "not_text.h"
 #include "pack.h"
 #include "tokenizer_file.h"
 
@@ -33,7 +34,7 @@ typedef struct {
     const char *tokenizer, *vocab, *out, *list;
     int64_t doc_len, pack, seed, shard_tokens;
     double val_fraction;
-    bool json_escape, binary, version, help;
+    bool json_escape, binary, skip_binary, version, help;
     bool folders; // --document folder
     const char* document;
     char** paths;
@@ -48,6 +49,8 @@ static const CliRow option_rows[] = {
      "JSON-escape the text before encoding it, as LongCrawl64's was"},
     {CLI_FLAG, "binary", "", offsetof(Options, binary), 0, 0, 0,
      "accept files that are not text: compressed ones, and files with zero bytes"},
+    {CLI_FLAG, "skip-binary", "", offsetof(Options, skip_binary), 0, 0, 0,
+     "leave such files out, and count them at the end: of source trees, say"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
@@ -112,6 +115,7 @@ static Options parse_options(int argc, char** argv) {
     if (o.document && !o.folders && strcmp(o.document, "file") != 0)
         die("--document %s: must be file or folder", o.document);
     if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
+    if (o.binary && o.skip_binary) die("--binary and --skip-binary: only one of them");
     if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
     size_t n = strlen(o.out);
@@ -140,7 +144,7 @@ typedef struct {
     InputFile* data;
     size_t capacity;
     int64_t count, bytes;
-    int64_t empty, hidden, special, repeated, shards; // skipped
+    int64_t empty, hidden, special, repeated, shards, binary; // skipped
     uint64_t seed;
     bool in_folder;       // the files of the present PATH are one document
     int64_t folder_start; // its first file
@@ -289,6 +293,23 @@ static void drop_repeated(InputFiles* files) {
     qsort(files->data, (size_t)files->count, sizeof *files->data, by_index);
 }
 
+// Leaves out the files that are not text, all of which are read for that.
+static void drop_binary(InputFiles* files) {
+    Error err;
+    const char* kind;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        if (!file_other_kind(&kind, files->data[i].path, true, &err)) die("%s", err.msg);
+        if (kind)
+            free(files->data[i].path);
+        else
+            files->data[kept++] = files->data[i];
+    }
+    files->binary = files->count - kept;
+    files->count = kept;
+    if (kept == 0) die("no input: found only %lld files that are not text", (long long)files->binary);
+}
+
 // Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is always
 // in it, the highest never.
 static void choose_split(InputFiles* files, const Options* o) {
@@ -315,6 +336,7 @@ static InputFiles find_files(const Options* o) {
         die("no input: found only %lld empty, %lld hidden and %lld special files", (long long)files.empty,
             (long long)files.hidden, (long long)files.special);
     drop_repeated(&files);
+    if (o->skip_binary) drop_binary(&files);
     choose_split(&files, o);
     for (int64_t i = 0; i < files.count; i++) files.bytes += files.data[i].bytes;
     return files;
@@ -323,51 +345,14 @@ static InputFiles find_files(const Options* o) {
 // ----------------------------------------------------------------------------
 // files that are not text
 
-// For the error message: the kind of file that starts with bytes[n] and is not text, or NULL.
-static const char* other_kind(const char* bytes, size_t n) {
-    static const struct {
-        size_t at;
-        const char *magic, *kind;
-    } kinds[] = {
-        {0, "\x1f\x8b", "compressed by gzip; decompress it (gunzip), or use scripts/make_shards.py"},
-        {0, "\x28\xb5\x2f\xfd", "compressed by zstd; decompress it (unzstd), or use scripts/make_shards.py"},
-        {1, "7zXZ", "compressed by xz; decompress it (unxz)"},
-        {4, "1AY&SY", "compressed by bzip2; decompress it (bunzip2)"},
-        {0, "\x04\x22\x4d\x18", "compressed by lz4; decompress it (unlz4)"},
-        {0, "PK\x03\x04", "a zip archive; unpack it (unzip)"},
-        {257, "ustar", "a tar archive; unpack it (tar -xf)"},
-        {0, "PAR1", "a Parquet file; use scripts/make_shards.py"},
-        {0, "%PDF-", "a PDF document; convert it to text"},
-        {0, "\x88\xd8\x34\x01", "a data shard"},
-        {0, "\xff\xfe", "UTF-16 text; convert it to UTF-8 (iconv)"},
-        {0, "\xfe\xff", "UTF-16 text; convert it to UTF-8 (iconv)"},
-    };
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        const size_t at = kinds[i].at, length = strlen(kinds[i].magic);
-        if (n >= at + length && memcmp(bytes + at, kinds[i].magic, length) == 0) return kinds[i].kind;
-    }
-    return memchr(bytes, '\0', n)
-               ? "binary: it has a zero byte; remove it from the input, or encode its bytes as "
-                 "they are with --binary"
-               : NULL;
-}
-
 // Checks the start of every file before the first is encoded. The error names the first file that is not
 // text.
 static bool check_kinds(const InputFiles* files, Error* err) {
-    const char *first = NULL, *first_kind = NULL;
+    const char *first = NULL, *first_kind = NULL, *kind;
     int64_t others = 0;
     for (int64_t i = 0; i < files->count; i++) {
-        char start[4096];
-        const char* path = files->data[i].path;
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
-        ssize_t n = read(fd, start, sizeof start);
-        int why = errno;
-        close(fd);
-        if (n < 0) return fail(err, "%s: cannot read: %s", path, strerror(why));
-        const char* kind = other_kind(start, (size_t)n);
-        if (kind && others++ == 0) first = path, first_kind = kind;
+        if (!file_other_kind(&kind, files->data[i].path, false, err)) return false;
+        if (kind && others++ == 0) first = files->data[i].path, first_kind = kind;
     }
     if (!others) return true;
     if (others == 1) return fail(err, "%s: is not text but %s", first, first_kind);
@@ -547,6 +532,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
     if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
+    if (files->binary) printf("; skipped %lld files that are not text", (long long)files->binary);
     printf("\n");
     if (job->options->pack) pack_print(job->packers);
 }

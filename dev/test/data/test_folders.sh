@@ -62,6 +62,19 @@ check "equal names" folders --val-fraction 0.4 $scratch/equal/*/src
 if [ "$(held)" -gt 1 ] && [ "$(held)" -lt 7 ]; then pass; else fail "$(held) of 8 folders of one name are held out"; fi
 check "files" data/text_to_shards --tokenizer byte --document file --out $scratch/f $scratch/two/a
 said "5 documents"
+# of a source tree the files that are not text, by their start or by a zero byte far behind it, may be left out
+mkdir -p $scratch/tree/deep
+printf text >$scratch/tree/b
+printf code >$scratch/tree/deep/c
+gzip -c $scratch/tree/b >$scratch/tree/a.gz
+{ head -c 200000 /dev/zero | tr '\0' x; printf '\0'; } >$scratch/tree/deep/late
+dies "a.gz: is not text but compressed by gzip" folders $scratch/tree
+check "without them" folders --skip-binary $scratch/tree
+said "skipped 2 files that are not text"
+holds "$(printf '@==> b <==\ntext\n==> deep/c <==\ncode')"
+dies "no input: found only 1 files that are not text" folders --skip-binary $scratch/tree/a.gz
+dies "--binary and --skip-binary: only one of them" folders --binary --skip-binary $scratch/tree
+
 dies "there is only one folder" folders --val-fraction 0.5 $scratch/two/a
 dies "none of its folders has 1000 tokens" folders --doc-len 1000 $scratch/two/a
 dies "--document tree: must be file or folder" data/text_to_shards --tokenizer byte --document tree --out $scratch/f $in

@@ -146,7 +146,7 @@ clean
 dies "error: TREES: folders of source trees" million RANKS=2
 check "which is said before anything is compiled" test ! -e "$scratch/bin/make.log"
 check "million.sh" million TREES="one/ two/"
-called data/text_to_shards "--document folder --doc-len 1Mi --val-fraction 0.05 --out data/million one/ two/$"
+called data/text_to_shards "--document folder --skip-binary --doc-len 1Mi --val-fraction 0.05 --out data/million one/ two/$"
 called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m --sequence-ranks 2 --seq-len 1Mi .*--val-data data/million_val_\*.bin "
 options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/bin/mpirun.log")
 set -f
