@@ -6,7 +6,7 @@ of a step of 150 ms. Copy engines take none.
 Each rank has an inbox for every other rank, of `slots` messages, and two counters of messages with each, in memory
 that all map:
 
-    sender      wait until read >= n - slots  ->  copy into slot n % slots at the receiver  ->  arrived = n
+    sender      wait until read >= n - slots  ->  copy into the next slot at the receiver  ->  arrived = n
     receiver                                         wait until arrived >= n  ->  kernel  ->  read = n
 
 So `slots` messages are in flight where the two sides have streams of their own (peers_post, peers_await).
@@ -44,7 +44,8 @@ typedef struct {
 
 typedef struct {
     int first, rank, size; // of the group: its first rank of all, this rank's number in it, its ranks
-    int slots;             // of an inbox, each for a message
+    int slots;             // of an inbox, each for a message, used in turn
+    int slot;              // of the last message: n % slots would jump where n wraps around
     int64_t capacity;      // bytes of a slot, a multiple of 16
     uint32_t messages;     // to each peer, and from each
     char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][slots][capacity]
@@ -68,8 +69,8 @@ static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter cou
 
 // The last message's slot in the memory of rank `at`, in the inbox that rank `from` writes.
 static inline char* peers_inbox(const Peers* p, int at, int from) {
-    const int64_t inbox = (from - at + p->size - 1) % p->size, slot = p->messages % (uint32_t)p->slots;
-    return p->memory[at] + peers_header_bytes(p->size) + (inbox * p->slots + slot) * p->capacity;
+    const int64_t inbox = (from - at + p->size - 1) % p->size;
+    return p->memory[at] + peers_header_bytes(p->size) + (inbox * p->slots + p->slot) * p->capacity;
 }
 
 static inline void peers_check(CUresult result, const char* call) {
@@ -159,6 +160,7 @@ static inline void copy_rows(void* to, int64_t to_stride, const void* from, int6
 // Queues: sends its part of the message to each other rank.
 static inline void peers_post(Peers* p, const PeersMessage* m, cudaStream_t stream) {
     uint32_t n = ++p->messages;
+    p->slot = (p->slot + 1) % p->slots;
     assert(m->rows * m->row_bytes <= p->capacity);
     for (int i = 1; i < p->size; i++) {
         int to = (p->rank + i) % p->size; // each rank starts with a different one
