@@ -106,9 +106,11 @@ static inline void sequence_close(RankHeads* h) {
 // ----------------------------------------------------------------------------
 // tokens to heads, heads to tokens
 
-// Chunks of an exchange; chunk i, of the rank's tokens.
+// Chunks of an exchange: as many as slots, but none is empty where --eval measures shorter contexts. Chunk i, of the
+// rank's tokens.
 static inline int layer_chunks(const Layer* layer) {
-    return layer->heads ? layer->heads->exchange->peers.slots : 1;
+    const int64_t most = max(layer->T / SEQUENCE_CHUNK_ALIGN, (int64_t)1);
+    return layer->heads ? (int)min((int64_t)layer->heads->exchange->peers.slots, most) : 1;
 }
 static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
     return sequence_chunk(layer->T, layer_chunks(layer), i);
