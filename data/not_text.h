@@ -33,8 +33,8 @@ static inline const char* other_kind(const char* bytes, size_t n) {
         if (n >= at + length && memcmp(bytes + at, kinds[i].magic, length) == 0) return kinds[i].kind;
     }
     return memchr(bytes, '\0', n)
-               ? "binary: it has a zero byte; remove it from the input, or encode its bytes as "
-                 "they are with --binary"
+               ? "binary: it has a zero byte; remove it from the input, leave it out with --skip-binary, or "
+                 "encode its bytes as they are with --binary"
                : NULL;
 }
 

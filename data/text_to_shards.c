@@ -14,7 +14,8 @@ A file is read and encoded in pieces, cut where no token can cross the cut, so m
 Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
 
 The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the
-old ones remain. Files that are not text, or that change while they are read, are errors.
+old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (not_text.h); so are files
+that change while they are read.
 */
 #include <dirent.h>
 #include <signal.h>
@@ -50,7 +51,7 @@ static const CliRow option_rows[] = {
     {CLI_FLAG, "binary", "", offsetof(Options, binary), 0, 0, 0,
      "accept files that are not text: compressed ones, and files with zero bytes"},
     {CLI_FLAG, "skip-binary", "", offsetof(Options, skip_binary), 0, 0, 0,
-     "leave such files out, and count them at the end: of source trees, say"},
+     "leave such files out, as of source trees, and count them at the end"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
@@ -307,7 +308,7 @@ static void drop_binary(InputFiles* files) {
     }
     files->binary = files->count - kept;
     files->count = kept;
-    if (kept == 0) die("no input: found only %lld files that are not text", (long long)files->binary);
+    if (kept == 0) die("no input: found only files that are not text: %lld", (long long)files->binary);
 }
 
 // Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is always
@@ -532,7 +533,8 @@ static void print_summary(const Job* job, const InputFiles* files) {
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
     if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
-    if (files->binary) printf("; skipped %lld files that are not text", (long long)files->binary);
+    if (files->binary)
+        printf("; skipped %lld binary file%s", (long long)files->binary, plural(files->binary, "s"));
     printf("\n");
     if (job->options->pack) pack_print(job->packers);
 }

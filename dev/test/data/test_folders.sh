@@ -70,9 +70,17 @@ gzip -c $scratch/tree/b >$scratch/tree/a.gz
 { head -c 200000 /dev/zero | tr '\0' x; printf '\0'; } >$scratch/tree/deep/late
 dies "a.gz: is not text but compressed by gzip" folders $scratch/tree
 check "without them" folders --skip-binary $scratch/tree
-said "skipped 2 files that are not text"
+said "skipped 2 binary files"
 holds "$(printf '@==> b <==\ntext\n==> deep/c <==\ncode')"
-dies "no input: found only 1 files that are not text" folders --skip-binary $scratch/tree/a.gz
+# also where a folder's first file is one of them
+mkdir $scratch/other
+printf text >$scratch/other/b
+cp $scratch/tree/a.gz $scratch/other
+check "splits without them" folders --skip-binary --val-fraction 0.5 $scratch/tree $scratch/other
+said "train: 1 document"
+said "val: 1 document"
+said "skipped 3 binary files"
+dies "no input: found only files that are not text: 1" folders --skip-binary $scratch/tree/a.gz
 dies "--binary and --skip-binary: only one of them" folders --binary --skip-binary $scratch/tree
 
 dies "there is only one folder" folders --val-fraction 0.5 $scratch/two/a
