@@ -20,7 +20,7 @@ read, or of its own heads what the other's tokens read. HeadColumns is the layou
 In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
 and of passes of few rows each rank computes all (llmc/dist/cuda/prompt.cuh).
 
-An exchange goes in chunks of a rank's tokens: while one travels, the next is computed, or the one before used.
+An exchange goes in chunks of a rank's tokens: while one is copied, the next is computed, or the one before is used.
 
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
 (llmc/dist/cuda/sequence.cuh).
@@ -106,7 +106,7 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
 // ----------------------------------------------------------------------------
 // chunks of a rank's tokens
 
-// Of fewer tokens GEMMs and copies are slower than what they hide.
+// Smaller chunks would slow GEMMs and copies down by more than their overlap saves.
 enum { SEQUENCE_CHUNKS = 8, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
 
 typedef struct {

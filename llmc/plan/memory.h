@@ -45,7 +45,7 @@ static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
     return rows < most ? rows : most;
 }
 
-// The inboxes of one of `ranks` GPUs that share a sequence, of B of which it has T tokens each.
+// The inboxes of one of `ranks` GPUs that share B sequences, of each of which it has T tokens.
 static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                       int ranks) {
     if (ranks == 1) return 0;

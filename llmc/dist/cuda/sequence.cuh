@@ -69,8 +69,8 @@ static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table
     return h;
 }
 
-// Collective: connects the ranks that share sequences, behind the exchange of all. A pass has at most B sequences, of
-// `tokens` of which are the rank's own each. NULL: each rank has sequences of its own. Dies where the GPUs of a group
+// Collective: connects the ranks that share sequences, after the exchange of all is open. A pass has at most B sequences,
+// of each of which `tokens` are the rank's own. NULL: each rank has sequences of its own. Dies where the GPUs of a group
 // do not reach one another.
 static inline RankHeads* sequence_open(World* world, const Config* c, const ParamTable* table,
                                        const SequenceGroup* group, int64_t B, int64_t tokens,
@@ -116,7 +116,7 @@ static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
     return sequence_chunk(layer->T, layer_chunks(layer), i);
 }
 
-// The rows of a chunk of x [B, T/N, width], which is not NULL only where the pass has it.
+// The chunk's rows of x [B, T/N, width]; NULL where the pass has no x.
 template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_t width) {
     return x ? x + chunk.first * width : NULL;
 }
@@ -137,8 +137,9 @@ static inline void sequence_begin(const Layer* layer) {
     CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
 }
 
-// The other way round: what was sent may be overwritten, and what was received be read. The clock counts waits for an
-// exchange's first chunk alone: its kernels would cost as much as most of the others, which come while that is used.
+// What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
+// what was received. The clock counts the wait for an exchange's first chunk alone: the others arrive while the one
+// before is in use, and the clock's two kernels would take as long as most of these waits.
 static inline void sequence_end(const Layer* layer, SequenceChunk chunk) {
     const SequenceExchange* e = layer->heads->exchange;
     CUDA_CHECK(cudaEventRecord(e->done, sequence_out(layer)));
