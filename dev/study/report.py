@@ -9,6 +9,7 @@ What has not run says `no run yet`. The same results give the same bytes. Pictur
 stay as they are.
 """
 import argparse
+import collections
 import importlib.util
 import math
 import random
@@ -135,10 +136,10 @@ class Report:
 
     def table_state(self):
         done, hours = len(self.all_results), sum(r["validations"][-1]["hours"] for r in self.all_results.values())
-        devices = sorted({r["device"] for r in self.all_results.values()})
-        return [f"{done} of {len(self.all_lines)} runs are done, {hours:.1f} GPU-hours of training steps"
-                f"{' on ' + '; '.join(devices) if devices else ''}. Runs that are needed only where the best learning "
-                "rate lies at an edge count among them."]
+        gpus = collections.Counter(r["device"].split(",")[0] for r in self.all_results.values())
+        where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
+        return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
+                "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."]
 
     def table_paper_code(self):
         return paper_code.text(paper_code.load())
@@ -162,7 +163,9 @@ class Report:
             text = lambda loss: NONE if loss is None else "diverged" if loss == math.inf else f"{loss:.4f}"
             cells = [f"{plan.option(line, '--lr')}: {text(loss)}"
                      for _, loss, line in found if loss is not None or line.measures != "edge"]
-            rows.append((group, ", ".join(cells), plan.best_lr(group, self.lines, self.rates) or NONE))
+            left = [plan.option(line, "--lr") for line in plan.wanted(group, self.lines, self.rates)]
+            chosen = plan.best_lr(group, self.lines, self.rates) or f"after {', '.join(left)}"
+            rows.append((group, ", ".join(cells), chosen))
         return table(*rows)
 
     def table_primary(self):
