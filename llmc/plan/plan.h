@@ -187,10 +187,11 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     }
     const int ranks = run_ranks(run);
     const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
-    const double gpus_used = ranks == 1 ? 1 : RATE_OF_LINEAR / busiest * run->group.size;
+    const bool shares = run->group.size > 1;
     double tokens[NUM_RATES], hours[NUM_RATES];
     for (int kind = 0; kind < NUM_RATES; kind++) {
-        tokens[kind] = rate.tokens[kind] * gpus_used;
+        const double of_linear = ranks == 1 ? 1 : shares ? rate_shared[kind] : RATE_OF_LINEAR;
+        tokens[kind] = rate.tokens[kind] * of_linear * run->group.size / busiest;
         hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
     }
     printf("time               %15.4g hours on %d GPU%s, %.4g GPU-hours: %.0f tokens/s\n",
@@ -198,9 +199,13 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
            tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
     if (plan_fp8(run) && rate.measured) printf("  measured without --fp8\n");
-    if (ranks > 1)
-        printf("  %.0f%% of linear, as measured with up to four GPUs of one host%s\n", 100 * RATE_OF_LINEAR,
-               run->group.size > 1 ? ", none of which shared a sequence" : "");
+    if (ranks > 1 && !shares)
+        printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
+    if (shares)
+        printf("  %.0f%% of linear, pruned as below %.0f%% and %.0f%%: the least that was measured with two "
+               "H100s\n",
+               100 * rate_shared[RATE_UNPRUNED], 100 * rate_shared[RATE_SPREAD],
+               100 * rate_shared[RATE_INITIAL]);
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
            hours[RATE_SPREAD], tokens[RATE_SPREAD]);

@@ -23,6 +23,7 @@ typedef struct {
 static const MeasuredRate measured_rates[] = {
     {"H100", "fox-pro-125m", 16384, RECOMPUTE_NONE, {259297, 350928, 554118}},
     {"H100", "fox-pro-760m", 16384, RECOMPUTE_NONE, {58448, 76562, 110961}},
+    {"H100", "fox-pro-125m", 65536, RECOMPUTE_QKV, {98965, 177476, 590244}},
     {"H100", "fox-pro-760m", 65536, RECOMPUTE_BLOCK, {18343, 32742, 0}},
     {"H100", "transformer-llama-760m", 16384, RECOMPUTE_NONE, {63158, 0, 0}},
     {"H200", "fox-pro-125m", 2048, RECOMPUTE_NONE, {513000, 546000, 559201}},
@@ -47,13 +48,20 @@ enum { NUM_MEASURED_RATES = sizeof measured_rates / sizeof measured_rates[0] };
 #define RATE_ASSUMED_MFU 40.0     // percent
 #define RATE_OF_LINEAR   0.98     // N GPUs in place of one, measured with two and four: 0.986 to 1.001
 #define RATE_BLOCK       (3 / 4.) // of --recompute block, which runs the forward pass twice
+#define RATE_LONG        65536    // tokens from which attention has most FLOPs, and the MFU stays as it is
 #define RATE_FAR         2.5      // rate_distance from which a measurement tells nothing
+
+// Of linear where GPUs share each sequence: the least that was measured with two H100s (dev/SPEED.md).
+static const double rate_shared[NUM_RATES] = {0.93, 0.90, 0.76};
 
 // Tokens a second of one GPU; 0: not known.
 typedef struct {
     double tokens[NUM_RATES];
     const MeasuredRate* measured; // NULL: --mfu, or assumed
 } PlannedRate;
+
+// A length as far as the distance of measurements depends on it.
+static inline double rate_length(int64_t T) { return (double)(T < RATE_LONG ? T : RATE_LONG); }
 
 // A preset's config and model FLOPs a token, forward and backward, and its parameters.
 static inline double rate_preset_flops(const MeasuredRate* row, Config* c, double* parameters) {
@@ -77,8 +85,8 @@ static inline double rate_distance(const MeasuredRate* row, const Run* run, cons
     if (c.mixer != run->config.mixer || of_row->compute_capability != gpu->compute_capability)
         return INFINITY;
     return fabs(log((double)run->table.non_embedding / parameters)) +
-           fabs(log((double)run->options.seq_len / (double)row->seq_len)) + (of_row == gpu ? 0 : 0.7) +
-           (c.use_output_gate == run->config.use_output_gate ? 0 : 0.5) +
+           fabs(log(rate_length(run->options.seq_len) / rate_length(row->seq_len))) +
+           (of_row == gpu ? 0 : 0.7) + (c.use_output_gate == run->config.use_output_gate ? 0 : 0.5) +
            (config_has_gate(&c) == config_has_gate(&run->config) ? 0 : 1);
 }
 
@@ -102,9 +110,12 @@ static inline PlannedRate rate_plan(const Run* run, const Gpu* gpu, Recompute re
     Config c;
     double parameters;
     const double row_flops = rate_preset_flops(row, &c, &parameters);
-    const double faster = peak / (1e12 * gpu_find(row->gpu)->tflops) * row_flops / flops * block /
+    const double faster = peak / (1e12 * gpu_find(row->gpu)->tflops) * block /
                           (row->recompute == RECOMPUTE_BLOCK ? RATE_BLOCK : 1);
+    // gates as they begin leave next to nothing of attention, at any length
+    const double less[NUM_RATES] = {row_flops / flops, row_flops / flops,
+                                    parameters / (double)run->table.non_embedding};
     for (int kind = 0; kind < (config_prunes(&run->config) ? NUM_RATES : 1); kind++)
-        rate.tokens[kind] = row->tokens[kind] * faster;
+        rate.tokens[kind] = row->tokens[kind] * faster * less[kind];
     return rate;
 }
