@@ -201,11 +201,13 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     if (plan_fp8(run) && rate.measured) printf("  measured without --fp8\n");
     if (ranks > 1 && !shares)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
-    if (shares)
-        printf("  %.0f%% of linear, pruned as below %.0f%% and %.0f%%: the least that was measured with two "
-               "H100s\n",
-               100 * rate_shared[RATE_UNPRUNED], 100 * rate_shared[RATE_SPREAD],
-               100 * rate_shared[RATE_INITIAL]);
+    if (shares) {
+        printf("  %.0f%% of linear", 100 * rate_shared[RATE_UNPRUNED]);
+        if (rate.tokens[RATE_SPREAD] > 0)
+            printf(", pruned as below %.0f%% and %.0f%%", 100 * rate_shared[RATE_SPREAD],
+                   100 * rate_shared[RATE_INITIAL]);
+        printf(": the least that was measured with two H100s\n");
+    }
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
            hours[RATE_SPREAD], tokens[RATE_SPREAD]);

@@ -51,7 +51,8 @@ enum { NUM_MEASURED_RATES = sizeof measured_rates / sizeof measured_rates[0] };
 #define RATE_LONG        65536    // tokens from which attention has most FLOPs, and the MFU stays as it is
 #define RATE_FAR         2.5      // rate_distance from which a measurement tells nothing
 
-// Of linear where GPUs share each sequence: the least that was measured with two H100s (dev/SPEED.md).
+// Of linear where GPUs share each sequence: the least that was measured with two H100s (dev/SPEED.md), 0.934, 0.897
+// and 0.760.
 static const double rate_shared[NUM_RATES] = {0.93, 0.90, 0.76};
 
 // Tokens a second of one GPU; 0: not known.
@@ -60,7 +61,7 @@ typedef struct {
     const MeasuredRate* measured; // NULL: --mfu, or assumed
 } PlannedRate;
 
-// A length as far as the distance of measurements depends on it.
+// The length by which measurements are compared: those beyond RATE_LONG are alike.
 static inline double rate_length(int64_t T) { return (double)(T < RATE_LONG ? T : RATE_LONG); }
 
 // A preset's config and model FLOPs a token, forward and backward, and its parameters.

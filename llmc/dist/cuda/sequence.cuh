@@ -138,8 +138,8 @@ static inline void sequence_begin(const Layer* layer) {
 }
 
 // What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
-// what was received. The clock counts the wait for an exchange's first chunk alone: the others arrive while the one
-// before is in use, and the clock's two kernels would take as long as most of these waits.
+// what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
+// others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
 static inline void sequence_end(const Layer* layer, SequenceChunk chunk) {
     const SequenceExchange* e = layer->heads->exchange;
     CUDA_CHECK(cudaEventRecord(e->done, sequence_out(layer)));
