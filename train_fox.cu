@@ -57,7 +57,7 @@ or gradient is not finite changes nothing on the device itself.
     X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
     X(bf16, head_proj, KEPT_QKV, shared * BT * HS)      /* where ranks share sequences, as in sequence.cuh */ \
-    X(bf16, head_dproj, SHARED, shared * BT * HS) \
+    X(bf16, head_dproj, SHARED, backward * shared * BT * HS) \
     X(bf16, head_o, SHARED, (shared > 0) * BT * d) \
     X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
@@ -160,7 +160,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     // without a gate all layers share cum_logf and bounds, those of documents
     const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
-    in_proj_to_heads(layer, a.head_proj, a.head_dproj, a.proj, in, &in_proj);
+    in_proj_to_heads(layer, a.head_proj, a.proj, in, &in_proj);
     qkv_forward(paths, a.squares, a.head_proj, a.angles, &shape, layer->stream);
     if (a.cum_logf && own_gates)
         forget_gate_forward(a.cum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
@@ -207,13 +207,14 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     SideStream* side = &layer->weight_stream->side;
     const bool beside = a.dcum_logf && !layer->heads; // gates beside q, k and v
 
+    order_weights(layer);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
                              layer->partial[1], &tokens, layer->stream);
     if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
-    weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
-    dout_to_heads(layer, a.head_o, a.head_delta, a.head_dproj, din, a.delta);
+    ordered_weight_gradient(layer, ORDERED_O_PROJ, dout, a.y ? a.y : a.o, &o_proj);
+    dout_to_heads(layer, a.head_o, a.head_delta, din, a.delta);
     if (layer->recompute_qkv) qkv_forward(paths, NULL, a.head_proj, a.angles, &shape, layer->stream);
     if (attention.bounds && own_gates) pruning_backward_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
@@ -356,7 +357,7 @@ typedef struct Model {
     bool capturing;          // its calls are captured into a graph
     bool reducing;           // its gradients are added up with those of other ranks
     PassGraph graphs[2][2];  // of model_add_gradients, [weights_in_flight][reducing]
-    PassGraph* layer_graphs; // [L] of layers_backward, by the first layer
+    PassGraph* layer_graphs; // [L] of model_backward, by the first layer
 
     // of a run
     Device device;
@@ -449,7 +450,7 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) + in_fp8 +
-           gpu_inbox_bytes(&model->config, &model->table, B, T, model->group.size);
+           gpu_exchange_bytes(&model->config, &model->table, B, T, model->group.size);
 }
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
@@ -516,6 +517,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->recompute = recompute;
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     pass_allocate(&model->pass, L, device_bytes);
+    sequence_share(model->heads, &model->pass.tables[PASS_MIXER], L);
     if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
@@ -605,7 +607,8 @@ static PruningCount* model_pruning(Model* model) {
 static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
-    if (model->fp8) fp8_bucket_weights(model->fp8, &model->table, bucket, model->weights, model->stream);
+    const Layer layer = model_layer(model, &model->pass, bucket - 1);
+    order_weights_in_fp8(&layer, model->fp8);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
@@ -763,7 +766,7 @@ static void block_backward(Model* model, int64_t l) {
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
-    weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
+    ordered_weight_gradient(&layer, ORDERED_IN_PROJ, in_proj.dout, a.mixer_in, &in_proj.linear);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
@@ -772,11 +775,6 @@ template <class Work>
 static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
     if (!model->warm || model->sequential || model->heads) return work();
     pass_graph_run(graph, dloss, &model->capturing, model->stream, work);
-}
-
-// Layers end - 1 .. begin; their weight gradients may still be in flight.
-static void layers_backward(Model* model, int64_t begin, int64_t end) {
-    for (int64_t l = end - 1; l >= begin; l--) block_backward(model, l);
 }
 
 // A pass that adds up the gradients of several ranks is cut into graphs of a few layers, and their exchange
@@ -788,11 +786,11 @@ static void model_backward(Model* model) {
     int64_t L = model->config.num_hidden_layers;
     rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, {model->partial}, model->stream);
     model_reduce_bucket(model, 1 + L);
-    if (!model->reducing) layers_backward(model, 0, L);
+    for (int64_t l = L - 1; l >= 0 && !model->reducing; l--) block_backward(model, l);
     for (int64_t end = L, begin; model->reducing && end > 0; end = begin) {
         begin = end - std::clamp<int64_t>(end / 2, 1, 4);
         run_as_graph(model, &model->layer_graphs[begin], 0, [&] {
-            layers_backward(model, begin, end);
+            for (int64_t l = end - 1; l >= begin; l--) block_backward(model, l);
             weight_stream_join(&model->weight_stream);
         });
         for (int64_t l = end - 1; l >= begin; l--) model_reduce_bucket(model, 1 + l);

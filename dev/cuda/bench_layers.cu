@@ -252,8 +252,12 @@ static void bench_fp8_weights(const char* model) {
     ParamTable table = params_build(&c);
     Fp8State* state = fp8_open(&c, &table);
     bf16* weights = random_array<bf16>(table.count, 0.02f);
-    bench("weights in FP8, of a layer", 3 * (double)fp8_block_bytes(state->shapes),
-          [&](int s) { fp8_bucket_weights(state, &table, 1 + s, weights, 0); });
+    bench("weights in FP8, of a layer", 3 * (double)fp8_block_bytes(state->shapes), [&](int l) {
+        const bf16* w[FP8_LINEARS];
+        for (int i = 0; i < FP8_LINEARS; i++)
+            w[i] = weights + params_find(&table, state->shapes[i].kind, l)->offset;
+        fp8_weights(state, l, w, 0);
+    });
     CUDA_CHECK(cudaFree(weights));
     fp8_close(state);
     params_free(&table);

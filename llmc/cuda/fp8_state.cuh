@@ -240,16 +240,6 @@ static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* con
     CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, matrices);
 }
 
-// The same before a pass reads a bucket of new weights, those of layer bucket - 1; other buckets have none.
-static inline void fp8_bucket_weights(const Fp8State* s, const ParamTable* table, int64_t bucket,
-                                      const bf16* weights, cudaStream_t stream) {
-    const bf16* w[FP8_LINEARS];
-    if (bucket < 1 || bucket > s->layers) return;
-    for (int i = 0; i < FP8_LINEARS; i++)
-        w[i] = weights + params_find(table, s->shapes[i].kind, bucket - 1)->offset;
-    fp8_weights(s, bucket - 1, w, stream);
-}
-
 // ----------------------------------------------------------------------------
 // the end of a step
 

@@ -110,8 +110,8 @@ static inline Fp8Tensor attention_dgate8(const Layer* layer) {
 
 static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
                                                float* delta) {
-    const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
-    float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
+    const bf16* weight = layer_weight(layer, P_OUTPUT_NORM);
+    float* dweight = layer_gradient(layer, P_OUTPUT_NORM);
     bf16 *gate = proj_column(layer, proj, P_OGATE_PROJ), *dgate = proj_column(layer, dproj, P_OGATE_PROJ);
     return {.weight = weight,
             .dweight = dweight,

@@ -26,11 +26,16 @@ typedef struct {
     Matmul matmul; // its stream is side.stream
 } WeightStream;
 
+// Weights of attention that have the heads in the order of ranks where ranks share sequences (llmc/dist/cuda/order.cuh).
+typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
+
 // Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
-// as those of all heads are laid out (llmc/dist/cuda/heads.cuh).
+// as those of all heads are laid out (llmc/dist/cuda/order.cuh).
 typedef struct {
     SequenceGroup group;
     HeadColumns proj, o;
+    bf16* ordered[NUM_ORDERED];        // NULL in inference
+    float* dordered[NUM_ORDERED];      // gradients of theirs
     bf16* norms[2];                    // [heads, dh] of q and k
     float* dnorms[2];                  // their gradients
     float *bias, *dbias;               // [heads] of the gate
@@ -105,6 +110,26 @@ static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) 
     return p ? layer->weights_fp32 + p->fp32 : NULL;
 }
 
+// The copy of a weight of attention in the order of ranks; NUM_ORDERED: there is none.
+static inline int layer_ordered(const Layer* layer, ParamKind kind) {
+    const ParamKind kinds[NUM_ORDERED] = {layer->table->proj.first, P_O_PROJ, P_OUTPUT_NORM};
+    int i = layer->heads && layer->heads->ordered[0] && params_find(layer->table, kind, layer->l)
+                ? 0
+                : NUM_ORDERED;
+    while (i < NUM_ORDERED && kinds[i] != kind) i++;
+    return i;
+}
+
+// A weight of the layer as its kernels read it, and its gradient as they write it; NULL where the model has none.
+static inline const bf16* layer_weight(const Layer* layer, ParamKind kind) {
+    const int i = layer_ordered(layer, kind);
+    return i < NUM_ORDERED ? layer->heads->ordered[i] : layer_param(layer, layer->weights, kind);
+}
+static inline float* layer_gradient(const Layer* layer, ParamKind kind) {
+    const int i = layer_ordered(layer, kind);
+    return i < NUM_ORDERED ? layer->heads->dordered[i] : layer_param(layer, layer->grads, kind);
+}
+
 // A linear layer of layer l in FP8, whose output has `columns` columns with those in bf16; all zero: bf16.
 static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind, int64_t columns) {
     const Fp8State* s = layer->fp8;
@@ -120,8 +145,8 @@ static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind,
 static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
     int64_t N = p->shape[0], K = p->shape[1];
-    return {.w = layer_param(layer, layer->weights, kind),
-            .dw = layer_param(layer, layer->grads, kind),
+    return {.w = layer_weight(layer, kind),
+            .dw = layer_gradient(layer, kind),
             .rows = layer->B * layer->T,
             .N = N,
             .K = K,
@@ -132,12 +157,19 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
 
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
 // last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
-// reads and whose gradient is 0.
+// reads and whose gradient is 0. Where ranks share sequences, columns of heads are in the order of ranks.
 static inline Linear layer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
     linear.fp8 = layer_fp8(layer, layer->l, layer->table->proj.first, linear.N);
     return linear;
+}
+
+// Both copies of the layer's weights in FP8, before a pass reads new ones.
+static inline void layer_weights_to_fp8(const Layer* layer, const Fp8State* s) {
+    const bf16* w[FP8_LINEARS];
+    for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_weight(layer, s->shapes[i].kind);
+    fp8_weights(s, layer->l, w, layer->stream);
 }
 
 // What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of

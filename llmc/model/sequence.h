@@ -16,6 +16,9 @@ read, or of its own heads what the other's tokens read. HeadColumns is the layou
 
     row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
+    in the order of ranks  | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate | f0 f2 f1 f3 |
+
+In training the first is in the order of ranks, as is the output gate (llmc/dist/cuda/order.cuh).
 
 In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
 and of passes of few rows each rank computes all (llmc/dist/cuda/prompt.cuh).
@@ -106,8 +109,8 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
 // ----------------------------------------------------------------------------
 // chunks of a rank's tokens
 
-// Smaller chunks would slow GEMMs and copies down by more than their overlap saves.
-enum { SEQUENCE_CHUNKS = 8, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
+// More or smaller chunks would slow GEMMs and copies down by more than their overlap saves.
+enum { SEQUENCE_CHUNKS = 4, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
 
 typedef struct {
     int64_t first, tokens; // of each sequence of the rank
@@ -137,6 +140,7 @@ enum { HEAD_COLUMNS_PARTS = 7, HEAD_COLUMNS_ALIGN = 8 };
 // in a row of a rank's heads.
 typedef struct {
     int ranks, heads; // N; heads of a rank
+    bool in_order;    // a row of all heads has them in the order of ranks
     int parts;
     struct {
         int column, width, local;
@@ -187,13 +191,31 @@ static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
     return h;
 }
 
+// Columns of its tensors with more than one column a head, which come first.
+SEQUENCE_FUNCTION int head_columns_wide(const HeadColumns* h) {
+    int p = 0;
+    while (p < h->parts && h->part[p].width > 1) p++;
+    return p < h->parts ? h->part[p].local : h->columns;
+}
+
+// The parts behind them, of rows that have their heads in the order of ranks.
+static inline HeadColumns head_columns_narrow(const HeadColumns* all) {
+    HeadColumns h = *all;
+    h.in_order = true;
+    h.parts = 0;
+    for (int p = 0; p < all->parts; p++)
+        if (all->part[p].width == 1) h.part[h.parts++] = all->part[p];
+    return h;
+}
+
 // The column of a row of all heads that column `local` of rank `rank` is; -1: padding. deal: the layer's row of the
 // table, or NULL.
 SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* deal, int rank, int local) {
     for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
         const int width = h->part[p].width, at = local - h->part[p].local;
         if (at < 0) continue;
-        const int head = (int)sequence_dealt_head(deal, rank, h->ranks, h->heads, at / width);
+        const int head = h->in_order ? rank * h->heads + at / width
+                                     : (int)sequence_dealt_head(deal, rank, h->ranks, h->heads, at / width);
         return h->part[p].column + head * width + at % width;
     }
     return -1;
@@ -209,13 +231,9 @@ static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
 // Bytes of a rank's row of proj.
 static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
 
-// The largest message of a rank to another: a chunk of its `tokens` of each of B sequences, each with a row of the
-// other's heads.
-static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t B, int64_t tokens, int chunks) {
-    int64_t largest = 0;
-    for (int i = 0; i < chunks; i++) {
-        const SequenceChunk chunk = sequence_chunk(tokens, chunks, i);
-        if (chunk.tokens > largest) largest = chunk.tokens;
-    }
-    return (B * largest * head_columns_bytes(proj) + 255) / 256 * 256;
+// The largest message of a rank to another that is not written in its place: the losses of its `tokens` of each of B
+// sequences, or in inference, where `tokens` is 1, a row of the other's heads of each of B rows.
+static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t B, int64_t tokens) {
+    const int64_t losses = 4 * B * tokens, rows = B * head_columns_bytes(proj);
+    return ((losses > rows ? losses : rows) + 255) / 256 * 256;
 }

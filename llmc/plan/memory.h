@@ -45,13 +45,14 @@ static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
     return rows < most ? rows : most;
 }
 
-// The inboxes of one of `ranks` GPUs that share B sequences, of each of which it has T tokens.
-static inline int64_t gpu_inbox_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
-                                      int ranks) {
+// What one of `ranks` GPUs that share B sequences has for their exchange, with T tokens of each: inboxes, and a layer's
+// weights of attention in the order of ranks with their gradient.
+static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
+                                         int ranks) {
     if (ranks == 1) return 0;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks);
-    const int chunks = sequence_chunks(B, T);
-    return (ranks - 1) * chunks * sequence_message_bytes(&proj, B, T, chunks);
+    return (ranks - 1) * sequence_message_bytes(&proj, B, T) +
+           6 * (gpu_padded(table->proj.rows) + c->hidden_size) * c->hidden_size;
 }
 
 // Cosines and sines of RoPE, of T positions.
@@ -60,7 +61,7 @@ static inline int64_t gpu_angles_bytes(const Config* c, int64_t T) {
 }
 
 // What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the gradient
-// of that, o, delta, and the other GPUs' messages.
+// of that, o, delta, and the exchange's own memory.
 static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks, Recompute recompute) {
     if (ranks == 1) return 0;
@@ -69,7 +70,7 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     const int64_t row = head_columns_bytes(&proj) * ranks;
     return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
-           gpu_inbox_bytes(c, table, B, T, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
+           gpu_exchange_bytes(c, table, B, T, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
 }
 
 // Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have

@@ -294,8 +294,14 @@ static void test_weights() {
     for (int i = 0; i < 4; i++)
         host[params_find(&table, s->shapes[i].kind, 1)->offset + 77] = (bf16)(float)(i + 1);
     Buffer<bf16> weights(host);
-    for (int64_t bucket = 0; bucket < 4; bucket++) fp8_bucket_weights(s, &table, bucket, weights, 0);
-    fp8_bucket_weights(s, &table, 2, weights, 0); // again, as after a step
+    const auto quantize = [&](int64_t l) {
+        const bf16* w[FP8_LINEARS];
+        for (int i = 0; i < FP8_LINEARS; i++)
+            w[i] = weights + params_find(&table, s->shapes[i].kind, l)->offset;
+        fp8_weights(s, l, w, 0);
+    };
+    for (int64_t l = 0; l < 2; l++) quantize(l);
+    quantize(1); // again, as after a step
     CUDA_CHECK(cudaDeviceSynchronize());
     for (int64_t l = 0; l < 2; l++)
         for (int i = 0; i < FP8_LINEARS; i++) {

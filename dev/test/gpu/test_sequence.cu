@@ -3,8 +3,8 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
     prompts     two and three processes that score and continue prompts (dev/test/inference/shared_prompts.cuh)
-    blocks      heads_split, heads_join and delta_split against llmc/model/sequence.h on the host, with and without
-                a table of heads
+    blocks      heads_split, heads_join and weights in the order of ranks against llmc/model/sequence.h on the host,
+                with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
                 documents, all levels of recomputation, which do not change a bit, nor does a second pass. Models
@@ -116,19 +116,29 @@ static Result run_ranks(Model* models, int ranks, const int32_t* inputs, const i
 // Connects models: each has the others' memory, which is on the same GPU. Their first pass is one of zeros.
 static void connect(Model* models, int ranks, const int32_t* tokens) {
     const int64_t B = models[0].B, T = models[0].T;
-    const int chunks = B == 1 && T >= 4 * SEQUENCE_CHUNK_ALIGN ? 3 : 1; // more than so few tokens have
-    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, B, T, chunks);
-    for (int r = 0; r < ranks; r++)
-        models[r].heads->exchange->peers =
-            peers_new(0, r, ranks, bytes, chunks, peers_bytes(ranks, bytes, chunks));
-    for (int r = 0; r < ranks; r++)
+    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, B, T);
+    for (int r = 0; r < ranks; r++) {
+        SequenceExchange* e = models[r].heads->exchange;
+        e->chunks = B == 1 && T >= 4 * SEQUENCE_CHUNK_ALIGN ? 3 : 1; // more than so few tokens have
+        e->peers = peers_new(0, r, ranks, bytes, peers_bytes(ranks, bytes));
+    }
+    const Activations* table = &models[0].pass.tables[PASS_MIXER];
+    for (int r = 0; r < ranks; r++) {
+        Peers* peers = &models[r].heads->exchange->peers;
         for (int other = 0; other < ranks; other++)
-            models[r].heads->exchange->peers.memory[other] =
-                models[other].heads->exchange->peers.memory[other];
+            peers->memory[other] = models[other].heads->exchange->peers.memory[other];
+        for (int i = 0; i < table->count; i++) {
+            if (!table->rows[i].data) continue;
+            PeersTensor* t = peers_add(peers, models[r].pass.tables[PASS_MIXER].rows[i].data,
+                                       activations_row_bytes(table, i, models[r].config.num_hidden_layers));
+            for (int other = 0; other < ranks; other++)
+                t->of[other] = (char*)models[other].pass.tables[PASS_MIXER].rows[i].data;
+        }
+    }
     float* losses = (float*)device_host_alloc((size_t)(models[0].B * models[0].T * ranks) * sizeof(float));
     for (int r = 0; r < ranks; r++) {
         char* memory = models[r].heads->exchange->peers.memory[r];
-        CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes, chunks)));
+        CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes)));
         CUDA_CHECK(cudaMemset(memory, 0x3F, peers_header_bytes(ranks))); // as if all had arrived and was read
     }
     for (int r = 0; r < ranks; r++) {
@@ -149,8 +159,10 @@ static void free_models(Model* models, int ranks) {
     CUDA_CHECK(cudaDeviceSynchronize());
     for (int r = 0; r < ranks; r++) {
         if (models[r].heads) {
-            CUDA_CHECK(cudaFree(models[r].heads->exchange->peers.memory[r]));
-            free(models[r].heads->exchange->peers.memory);
+            Peers* peers = &models[r].heads->exchange->peers;
+            CUDA_CHECK(cudaFree(peers->memory[r]));
+            for (int i = 0; i < peers->num_tensors; i++) free(peers->tensors[i].of);
+            free(peers->memory);
         }
         model_free(&models[r]);
     }
@@ -319,9 +331,9 @@ static int64_t wrong_own_block(const bf16* dx, const std::vector<uint16_t>& bloc
     std::vector<uint16_t> own(2 * n);
     bf16* block = (bf16*)device_bytes(2 * own.size());
     CUDA_CHECK(cudaMemset(block, 0xFF, 2 * own.size()));
-    HeadBlocks to = {.own_stride = 0, .rank = rank};
-    to.rows[rank] = block;
-    heads_split(&to, dx, shape, 0);
+    HeadBlocks to = {};
+    to.of[rank] = {block, (bf16*)(uintptr_t)dx, rank};
+    heads_split(&to, shape, 0);
     device_download(own.data(), block, (int64_t)(2 * own.size()));
     device_free(block);
     int64_t wrong = 0;
@@ -329,37 +341,66 @@ static int64_t wrong_own_block(const bf16* dx, const std::vector<uint16_t>& bloc
     return wrong;
 }
 
-// delta [B, NH, Tn] is split into blocks of other ranks, and the rank's own rows among those of all tokens.
-static void check_delta(const std::vector<int>& deal, const int* ddeal, int ranks, int64_t B, int64_t Tn) {
-    const int NH = (int)deal.size(), heads = NH / ranks;
-    const int64_t n = B * NH * Tn, bytes = n * (int64_t)sizeof(float);
-    Floats delta((size_t)n), own((size_t)n), blocks((size_t)n);
-    for (size_t i = 0; i < delta.size(); i++) delta[i] = (float)(i + 1);
-    float *ddelta = (float*)device_bytes((size_t)bytes), *down = (float*)device_bytes((size_t)bytes),
-          *dblocks = (float*)device_bytes((size_t)bytes);
-    CUDA_CHECK(cudaMemcpy(ddelta, delta.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+// A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and its gradient
+// is added to that element; padding is 0.
+static void check_ordered(const char* what, const OrderedTensor* t, const HeadOrder* order,
+                          const std::vector<int64_t>& from) {
+    const size_t n = (size_t)(t->padded * t->width);
+    std::vector<uint16_t> w(n), got(n);
+    Floats sums(n, 0.5f), added(n);
+    for (size_t i = 0; i < n; i++) w[i] = (uint16_t)random_u64(5, 0, i), added[i] = (float)i;
+    bf16 *dw = (bf16*)device_bytes(2 * n), *to = (bf16*)device_bytes(2 * n);
+    float *gradient = (float*)device_bytes(4 * n), *ordered = (float*)device_bytes(4 * n);
+    CUDA_CHECK(cudaMemcpy(dw, w.data(), 2 * n, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(gradient, sums.data(), 4 * n, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(ordered, added.data(), 4 * n, cudaMemcpyHostToDevice));
+    CUDA_LAUNCH(order_weights_kernel, ceil_div<size_t>(n / 8, 256), 256, 0, to, dw, *t, *order);
+    CUDA_LAUNCH(order_add_kernel, ceil_div<size_t>(n / 4, 256), 256, 0, gradient, ordered, *t, *order);
+    device_download(got.data(), to, (int64_t)(2 * n));
+    device_download(sums.data(), gradient, (int64_t)(4 * n));
+    device_download(added.data(), ordered, (int64_t)(4 * n));
     int64_t wrong = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        const DeltaRows rows = {
-            .deal = ddeal, .rank = rank, .ranks = ranks, .heads = heads, .B = B, .Tn = Tn};
-        CUDA_CHECK(cudaMemset(down, 0, (size_t)bytes));
-        CUDA_CHECK(cudaMemset(dblocks, 0, (size_t)bytes));
-        delta_split(down, dblocks, ddelta, &rows, 0);
-        device_download(own.data(), down, bytes);
-        device_download(blocks.data(), dblocks, bytes);
-        for (int64_t i = 0; i < n; i++) { // of the blocks [ranks, B, heads, Tn]
-            const int r = (int)(i / (B * heads * Tn)), head = deal[(size_t)(r * heads + i / Tn % heads)];
-            const int64_t b = i / (heads * Tn) % B, t = i % Tn;
-            const float value = delta[(size_t)((b * NH + head) * Tn + t)];
-            wrong += blocks[(size_t)i] != (r == rank ? 0 : value);
-            const int64_t at = ((b * heads + i / Tn % heads) * ranks + r) * Tn + t;
-            wrong += own[(size_t)at] != (r == rank ? value : 0);
-        }
+    for (size_t i = 0; i < n; i++) {
+        const bool padding = i >= from.size();
+        wrong += got[i] != (padding ? 0 : w[(size_t)from[i]]) || (!padding && added[i] != 0);
+        wrong += !padding && sums[(size_t)from[i]] != 0.5f + (float)i;
     }
-    CHECK(wrong == 0, "%d ranks: %lld elements of delta are wrong", ranks, (long long)wrong);
-    device_free(ddelta);
-    device_free(down);
-    device_free(dblocks);
+    CHECK(wrong == 0, "%s, %d ranks: %lld elements are wrong", what, order->columns.ranks, (long long)wrong);
+    for (void* p : {(void*)dw, (void*)to, (void*)gradient, (void*)ordered}) device_free(p);
+}
+
+// Weights in the order of ranks against what ranks' rows have (head_columns_whole).
+static void check_order(const Config* c, const ParamTable* table, const int* deal, const int* ddeal,
+                        int ranks) {
+    const int dh = (int)config_head_size(c), d = (int)c->hidden_size, NH = (int)c->num_heads,
+              heads = NH / ranks;
+    const int gate = (int)params_column(table, P_OGATE_PROJ), R = (int)table->proj.rows, width = 16;
+    const HeadColumns proj = head_columns_of_proj(table, c, ranks), o = head_columns_of_o(c, ranks);
+    const HeadOrder order = {.columns = proj, .deal = ddeal, .gate = gate, .dh = dh, .d = d};
+    std::vector<int> rows((size_t)R, -1); // of the ordered projection, in the model's
+    size_t wide = 0;
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < 3 * heads * dh; i++) rows[wide++] = head_columns_whole(&proj, deal, r, i);
+    for (int r = 0; r < ranks && gate >= 0; r++)
+        for (int i = 0; i < heads * dh; i++)
+            rows[(size_t)(gate + r * heads * dh + i)] = gate + head_columns_whole(&o, deal, r, i);
+    for (int p = 3; p < proj.parts; p++)
+        for (int r = 0; r < ranks; r++)
+            for (int i = 0; i < heads; i++)
+                rows[(size_t)(proj.part[p].column + r * heads + i)] =
+                    head_columns_whole(&proj, deal, r, proj.part[p].local + i);
+    for (int row : rows) CHECK(row >= 0, "a row of none of the tensors");
+    const OrderedTensor in_proj = {P_Q_PROJ, R, matmul_padded(R), width, false},
+                        o_proj = {P_O_PROJ, 3, 3, d, true};
+    std::vector<int64_t> of_rows, of_columns;
+    for (int row : rows)
+        for (int i = 0; i < width; i++) of_rows.push_back(row * width + i);
+    for (int row = 0; row < 3; row++)
+        for (int r = 0; r < ranks; r++)
+            for (int i = 0; i < heads * dh; i++)
+                of_columns.push_back((int64_t)row * d + head_columns_whole(&o, deal, r, i));
+    check_ordered("the projection", &in_proj, &order, of_rows);
+    check_ordered("o_proj", &o_proj, &order, of_columns);
 }
 
 // seed: of the table's row; 0: without a table.
@@ -378,36 +419,31 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     const int* deal = seed ? row.data() : NULL;
     int* ddeal = seed ? (int*)device_bytes(row_bytes) : NULL;
     if (seed) CUDA_CHECK(cudaMemcpy(ddeal, deal, row_bytes, cudaMemcpyHostToDevice));
-    if (seed) check_delta(row, ddeal, ranks, B, Tn);
+    if (of == OF_PROJ) check_order(&c, &table, deal, ddeal, ranks);
     const HeadRows shape = head_rows(&columns, ddeal, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
     for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);
     bf16 *dx = (bf16*)device_bytes(x.size() * 2), *dblocks = (bf16*)device_bytes(blocks.size() * 2);
     int64_t wrong = 0, lost = 0;
-    for (int rank = 0; rank < ranks; rank++) { // the rank's own block has its sequences further apart
-        HeadBlocks to = {.own_stride = own, .rank = rank};
-        for (int r = 0; r < ranks; r++) to.rows[r] = dblocks + r * block;
-        if (rank == 0 && B > 1) to.own_stride = ranks * own, to.rows[0] = dblocks; // over those of others
-        CUDA_CHECK(cudaMemcpy(dx, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
-        heads_split(&to, dx, &shape, 0);
-        if (rank == 0 && B > 1) continue;
-        device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
-        for (int64_t i = 0; i < ranks * block; i++) {
-            const int64_t at = i % block / columns.stride * stride;
-            const int whole = head_columns_whole(&columns, deal, (int)(i / block), (int)(i % columns.stride));
-            wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(at + whole)]);
-        }
-        if (B == 1) wrong += wrong_own_block(dx, blocks, &shape, rank);
-        CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
-        heads_join(dx, &to, &shape, 0);
-        device_download(back.data(), dx, (int64_t)x.size() * 2);
-        std::vector<char> of_heads((size_t)stride);
-        for (int r = 0; r < ranks; r++)
-            for (int i = 0; i < columns.columns; i++)
-                of_heads[(size_t)head_columns_whole(&columns, deal, r, i)] = 1;
-        for (size_t i = 0; i < x.size(); i++)
-            lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
+    CUDA_CHECK(cudaMemcpy(dx, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
+    HeadBlocks to = {.block_stride = own};
+    for (int r = 0; r < ranks; r++) to.of[r] = {dblocks + r * block, dx, r};
+    heads_split(&to, &shape, 0);
+    device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
+    for (int64_t i = 0; i < ranks * block; i++) {
+        const int64_t at = i % block / columns.stride * stride;
+        const int whole = head_columns_whole(&columns, deal, (int)(i / block), (int)(i % columns.stride));
+        wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(at + whole)]);
     }
+    for (int rank = 0; rank < ranks && B == 1; rank++) wrong += wrong_own_block(dx, blocks, &shape, rank);
+    CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
+    heads_join(&to, &shape, 0);
+    device_download(back.data(), dx, (int64_t)x.size() * 2);
+    std::vector<char> of_heads((size_t)stride);
+    for (int r = 0; r < ranks; r++)
+        for (int i = 0; i < columns.columns; i++)
+            of_heads[(size_t)head_columns_whole(&columns, deal, r, i)] = 1;
+    for (size_t i = 0; i < x.size(); i++) lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
     CHECK(wrong == 0 && lost == 0, "%s, %d ranks: %lld elements of blocks are wrong, %lld of rows", preset,
           ranks, (long long)wrong, (long long)lost);
     device_free(dx);

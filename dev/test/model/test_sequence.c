@@ -130,11 +130,8 @@ static void check_columns(const HeadColumns* h, const int* deal, int64_t row, co
     free(seen);
 }
 
-// Chunks follow one another from the first token to the last, and a message holds the largest.
+// Chunks follow one another from the first token to the last.
 static void test_chunks(void) {
-    const Config c = preset("fox-pro-125m");
-    ParamTable table = params_build(&c);
-    const HeadColumns proj = head_columns_of_proj(&table, &c, 2);
     CHECK(sequence_chunks(2, 1 << 20) == 1, "several sequences are one chunk");
     CHECK(sequence_chunks(1, 100) == 1 && sequence_chunks(1, 2 * SEQUENCE_CHUNK_TOKENS - 1) == 1,
           "few tokens");
@@ -143,19 +140,16 @@ static void test_chunks(void) {
     static const int64_t tokens[] = {48, 100, 32768, 65552, 99999, 524288};
     for (int i = 0; i < 6; i++)
         for (int chunks = 1; chunks <= (tokens[i] < 1000 ? 3 : SEQUENCE_CHUNKS); chunks++) {
-            const int64_t bytes = sequence_message_bytes(&proj, 1, tokens[i], chunks);
             int64_t next = 0;
             for (int n = 0; n < chunks; n++) {
                 const SequenceChunk chunk = sequence_chunk(tokens[i], chunks, n);
                 CHECK(chunk.first == next && chunk.tokens > 0 && chunk.first % SEQUENCE_CHUNK_ALIGN == 0,
                       "chunk %d of %d of %d tokens begins at %d", n, chunks, (int)tokens[i],
                       (int)chunk.first);
-                CHECK(chunk.tokens * head_columns_bytes(&proj) <= bytes, "too large for a message");
                 next += chunk.tokens;
             }
             CHECK(next == tokens[i], "%d of %d tokens", (int)next, (int)tokens[i]);
         }
-    params_free(&table);
 }
 
 static void test_columns(void) {
@@ -188,7 +182,8 @@ static void test_columns(void) {
                 check_columns(&o, deal, c.hidden_size, &begin, &width, 1);
             }
             CHECK(o.stride == c.hidden_size / ranks, "o has no padding");
-            CHECK(sequence_message_bytes(&proj, 2, 500, 1) >= 2000 * proj.stride, "a message holds its rows");
+            CHECK(sequence_message_bytes(&proj, 500, 1) >= 1000 * proj.stride, "a message holds its rows");
+            CHECK(sequence_message_bytes(&proj, 2, 50000) >= 400000, "a message holds its losses");
         }
         params_free(&table);
     }

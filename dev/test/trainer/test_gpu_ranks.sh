@@ -187,6 +187,22 @@ cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "
         check "again, --recompute $level" train 2 "long.$level" $long --sequence-ranks 2 --recompute $level
         same_weights long.fox-pro.2 "long.$level"
     done
+    # without --deterministic ranks get the heads that balance the blocks of the step before
+    local heads="--set num_heads=4 --set hidden_size=256 --set fgate_bias_init=true --set decay_time_min=2
+        --set decay_time_max=65536"
+    # shellcheck disable=SC2086
+    check "heads that forget apart on one" train 1 dealt.1 $long $heads
+    # shellcheck disable=SC2086
+    check "heads assigned by their work" on 2 $trainer ${tiny/--deterministic/} $long $heads --timeout 20 \
+        --out "$scratch/dealt.2" --sequence-ranks 2
+    near 2e-3 dealt.1 dealt.2
+    if $trainer $tiny --fp8 --set intermediate_size=80 --dry-run >/dev/null 2>&1; then
+        for ranks in 1 2; do
+            # shellcheck disable=SC2086
+            check "--fp8 on $ranks" train $ranks long.fp8_$ranks $long --fp8 --set intermediate_size=80 --sequence-ranks $ranks
+        done
+        near 5e-2 long.fp8_1 long.fp8_2
+    fi
 }
 
 # --eval with the sequences of shared() on two GPUs, and on one

@@ -14,15 +14,14 @@ Invariants, each with the line that keeps it:
 
  1. All ranks of a run have the same table.                 integer sums over all ranks in deal_sums; sequence_deal
                                                             decides ties
- 2. All passes of a step, and what they recompute, read     deal_heads is queued on the main stream behind them;
-    one table.                                              it waits in sequence_end (sequence.cuh) for what
-                                                            other streams read
+ 2. All passes of a step, and what they recompute, read     deal_heads is queued on the main stream behind them,
+    one table.                                              which has joined the stream of weight gradients
  3. A resumed run, which has no counts of the step          the trainer does not call deal_open then
     before, gives the same bits with --deterministic.
 
 Without deal_open, also in inference and where nothing is pruned, RankHeads.deal is NULL: the heads of sequence_head.
 
-Called by heads.cuh and sequence.cuh, which read the table, and by the GPU trainer, once a step.
+Called by order.cuh, which reads the table, and by the GPU trainer, once a step.
 */
 #pragma once
 

@@ -248,7 +248,7 @@ static inline Exchange exchange_open(World* world, const Shard* shard, const int
     }
     CUDA_CHECK(cudaMalloc((void**)&e.clock, sizeof *e.clock));
     CUDA_CHECK(cudaMemset(e.clock, 0, sizeof *e.clock));
-    peers_open(&e.peers, world, world->size, shard_largest_part(shard) * (int64_t)sizeof(float), 1);
+    peers_open(&e.peers, world, world->size, shard_largest_part(shard) * (int64_t)sizeof(float));
     CUDA_CHECK(cudaMalloc((void**)&e.times, (size_t)shard->size * sizeof *e.times));
     return e;
 }

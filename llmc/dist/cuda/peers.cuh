@@ -3,26 +3,33 @@ Messages between the GPUs of one host by copy engines: gradients, of all ranks, 
 groups that share them (sequence.cuh). NCCL's reduce-scatter takes SMs from the GEMMs that run beside it: 4 ms
 of a step of 150 ms. Copy engines take none.
 
-Each rank has an inbox for every other rank, of `slots` messages, and two counters of messages with each, in memory
+Each rank has an inbox for every other rank, of one message, and two counters of messages with each, in memory
 that all map:
 
-    sender      wait until read >= n - slots  ->  copy into the next slot at the receiver  ->  arrived = n
-    receiver                                         wait until arrived >= n  ->  kernel  ->  read = n
+    sender      wait until read >= n - 1  ->  copy into the inbox at the receiver  ->  arrived = n
+    receiver                                  wait until arrived >= n  ->  kernel  ->  read = n
 
-So `slots` messages are in flight where the two sides have streams of their own (peers_post, peers_await).
+Ranks may also share tensors of their own, whose rows the others write where they are read (peers_share, peers_at):
+
+    sender      wait until read >= n - 1  ->  copies, or a kernel that stores there  ->  arrived = n
+    receiver                                        wait until arrived >= n          ->  read = n
+
+There `read = n` also says that the tensors which the next message fills are free. A message may come in parts, each
+with a number; all follow the wait of the first.
 
 Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
 only queues. Invariants of message n, each with the line that keeps it:
 
- 1. A slot is overwritten after message n - slots was read. wait for PEERS_READ in peers_post
- 2. A slot is read after message n is in it.                wait for PEERS_ARRIVED in peers_await; stream order
-                                                            puts the copy before the write of `arrived`
- 3. `read` becomes n after the kernels that read.           stream order: peers_read is behind them
- 4. A counter has one writer; its reader polls own memory.  peers_counter: `arrived` is the receiver's memory,
-                                                            `read` the sender's
- 5. No cycle of waits: sending n needs only that            peers_send sends to all, then waits for all
-    n - slots was read, receiving n that it was sent.
- 6. Memory is freed when no rank has it mapped.             world_barrier in peers_close
+ 1. An inbox is overwritten after message n - 1 was read.  wait for PEERS_READ in peers_post
+ 2. An inbox is read after message n is in it.             wait for PEERS_ARRIVED in peers_await; stream order
+                                                           puts the copy before the write of `arrived`
+ 3. `read` becomes n after the kernels that read, and      stream order: peers_read is behind them; sequence.cuh
+    after the last use of the next message's tensors.      tells which these are
+ 4. A counter has one writer; its reader polls own memory. peers_counter: `arrived` is the receiver's memory,
+                                                           `read` the sender's
+ 5. No cycle of waits: sending n needs only that           peers_send sends to all, then waits for all
+    n - 1 was read, receiving n that it was sent.
+ 6. Memory is freed when no rank has it mapped.            world_barrier in peers_close
 
 Called by exchange.cuh with peers of its own, and by sequence.cuh and prompt.cuh with those of the group. Ranks
 are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
@@ -42,13 +49,21 @@ typedef struct {
     int64_t rank_bytes, rows, row_bytes, row_stride; // in bytes
 } PeersMessage;
 
+// A tensor that each rank has and the others write to.
+typedef struct {
+    char** of; // [size] each rank's, as mapped here
+    int64_t bytes;
+} PeersTensor;
+
+enum { PEERS_TENSORS = 32 };
+
 typedef struct {
     int first, rank, size; // of the group: its first rank of all, this rank's number in it, its ranks
-    int slots;             // of an inbox, each for a message, used in turn
-    int slot;              // of the last message: n % slots would jump where n wraps around
-    int64_t capacity;      // bytes of a slot, a multiple of 16
+    int64_t capacity;      // bytes of an inbox, a multiple of 16
     uint32_t messages;     // to each peer, and from each
-    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][slots][capacity]
+    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
+    PeersTensor tensors[PEERS_TENSORS];
+    int num_tensors;
     PFN_cuStreamWaitValue32_v11070 wait;
     PFN_cuStreamWriteValue32_v11070 write;
 } Peers;
@@ -58,8 +73,8 @@ static inline size_t peers_header_bytes(int size) {
 }
 
 // Bytes of a rank's memory.
-static inline size_t peers_bytes(int size, int64_t capacity, int slots) {
-    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)slots * (size_t)capacity;
+static inline size_t peers_bytes(int size, int64_t capacity) {
+    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity;
 }
 
 // Counter in the memory of rank `at`, of its messages with rank `with`.
@@ -67,10 +82,20 @@ static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter cou
     return (CUdeviceptr)((uint32_t*)p->memory[at] + counter * p->size + with);
 }
 
-// The last message's slot in the memory of rank `at`, in the inbox that rank `from` writes.
+// The inbox in the memory of rank `at` that rank `from` writes.
 static inline char* peers_inbox(const Peers* p, int at, int from) {
     const int64_t inbox = (from - at + p->size - 1) % p->size;
-    return p->memory[at] + peers_header_bytes(p->size) + (inbox * p->slots + p->slot) * p->capacity;
+    return p->memory[at] + peers_header_bytes(p->size) + inbox * p->capacity;
+}
+
+// Where rank r has what this rank has at `own`, in a tensor that they share.
+template <class T> static inline T* peers_at(const Peers* p, int r, T* own) {
+    for (int i = 0; i < p->num_tensors; i++) {
+        const PeersTensor* t = &p->tensors[i];
+        const int64_t at = (const char*)own - t->of[p->rank];
+        if (at >= 0 && at < t->bytes) return (T*)(t->of[r] + at);
+    }
+    die("the tensor is not shared with the other ranks");
 }
 
 static inline void peers_check(CUresult result, const char* call) {
@@ -82,10 +107,14 @@ static inline void peers_check(CUresult result, const char* call) {
 // Collective: unmaps and frees the memory.
 static inline void peers_close(Peers* p, World* world) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    for (int r = 0; r < p->size; r++)
-        if (r != p->rank && p->memory[r]) CUDA_CHECK(cudaIpcCloseMemHandle(p->memory[r]));
+    for (int r = 0; r < p->size; r++) {
+        if (r == p->rank) continue;
+        if (p->memory[r]) CUDA_CHECK(cudaIpcCloseMemHandle(p->memory[r]));
+        for (int i = 0; i < p->num_tensors; i++) CUDA_CHECK(cudaIpcCloseMemHandle(p->tensors[i].of[r]));
+    }
     world_barrier(world); // none has it mapped
     CUDA_CHECK(cudaFree(p->memory[p->rank]));
+    for (int i = 0; i < p->num_tensors; i++) free(p->tensors[i].of);
     free(p->memory);
     memset(p, 0, sizeof *p);
 }
@@ -102,8 +131,8 @@ static inline bool peers_on_one_host(const Peers* p, World* world) {
 }
 
 // Peers of `size` ranks, this one with number `rank`, whose memory of `bytes` is allocated here.
-static inline Peers peers_new(int first, int rank, int size, int64_t capacity, int slots, size_t bytes) {
-    Peers p = {.first = first, .rank = rank, .size = size, .slots = slots, .capacity = capacity};
+static inline Peers peers_new(int first, int rank, int size, int64_t capacity, size_t bytes) {
+    Peers p = {.first = first, .rank = rank, .size = size, .capacity = capacity};
     assert(capacity % 16 == 0);
     p.memory = (char**)xcalloc((size_t)size, sizeof *p.memory);
     p.wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
@@ -116,8 +145,8 @@ static inline Peers peers_new(int first, int rank, int size, int64_t capacity, i
 }
 
 // Collective: whether the ranks of each group of `size`, neighbours, are on one host and their GPUs reach one
-// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of slots of `capacity` bytes; else *p is zeroed.
-static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity, int slots) {
+// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of `capacity` bytes; else *p is zeroed.
+static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity) {
     const char* disabled = getenv("NCCL_P2P_DISABLE");
     cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
     int rank = world->rank % size, first = world->rank - rank;
@@ -125,7 +154,7 @@ static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity
     bool may = size < world->size ? peers_on_one_host(&group, world) : world->local_size == size;
     may = may && !(disabled && atoi(disabled) != 0);
     // where peer access is impossible a byte, so that peers_close frees it like the rest
-    *p = peers_new(first, rank, size, capacity, slots, may ? peers_bytes(size, capacity, slots) : 1);
+    *p = peers_new(first, rank, size, capacity, may ? peers_bytes(size, capacity) : 1);
     memset(&mine, 0, sizeof mine);
     may = may && cudaIpcGetMemHandle(&mine, p->memory[rank]) == cudaSuccess;
     world_allgather(world, handles, &mine, sizeof mine);
@@ -139,6 +168,29 @@ static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity
     world_sum(world, &refusals, 1);
     if (refusals > 0) peers_close(p, world);
     return refusals == 0;
+}
+
+// Adds a tensor of `bytes` that this rank has at `own`; the caller fills in where the others have it.
+static inline PeersTensor* peers_add(Peers* p, void* own, int64_t bytes) {
+    if (p->num_tensors == PEERS_TENSORS) die("more than %d tensors that ranks share", PEERS_TENSORS);
+    PeersTensor* t = &p->tensors[p->num_tensors++];
+    t->of = (char**)xcalloc((size_t)p->size, sizeof *t->of);
+    t->of[p->rank] = (char*)own;
+    t->bytes = bytes;
+    return t;
+}
+
+// Collective: the other ranks of the group may write to the tensor, of `bytes` from cudaMalloc, where peers_at says.
+static inline void peers_share(Peers* p, World* world, void* own, int64_t bytes) {
+    PeersTensor* t = peers_add(p, own, bytes);
+    cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
+    CUDA_CHECK(cudaIpcGetMemHandle(&mine, own));
+    world_allgather(world, handles, &mine, sizeof mine);
+    for (int r = 0; r < p->size; r++)
+        if (r != p->rank)
+            CUDA_CHECK(cudaIpcOpenMemHandle((void**)&t->of[r], handles[p->first + r],
+                                            cudaIpcMemLazyEnablePeerAccess));
+    free(handles);
 }
 
 // Queues a copy of rows between memories of GPUs; strides in bytes.
@@ -157,22 +209,31 @@ static inline void copy_rows(void* to, int64_t to_stride, const void* from, int6
                                    (size_t)row_bytes, cudaMemcpyDefault, stream));
 }
 
+// Queues: waits until rank `to` has read the messages so far.
+static inline void peers_await_reader(const Peers* p, int to, cudaStream_t stream) {
+    peers_check(
+        p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), p->messages, CU_STREAM_WAIT_VALUE_GEQ),
+        "cuStreamWaitValue32");
+}
+
+// Queues, behind what was written to a rank: message n has arrived there.
+static inline void peers_tell(const Peers* p, int to, uint32_t n, cudaStream_t stream) {
+    peers_check(
+        p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue32");
+}
+
 // Queues: sends its part of the message to each other rank.
 static inline void peers_post(Peers* p, const PeersMessage* m, cudaStream_t stream) {
-    uint32_t n = ++p->messages;
-    p->slot = (p->slot + 1) % p->slots;
     assert(m->rows * m->row_bytes <= p->capacity);
     for (int i = 1; i < p->size; i++) {
         int to = (p->rank + i) % p->size; // each rank starts with a different one
-        peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - (uint32_t)p->slots,
-                            CU_STREAM_WAIT_VALUE_GEQ),
-                    "cuStreamWaitValue32");
+        peers_await_reader(p, to, stream);
         copy_rows(peers_inbox(p, to, p->rank), m->row_bytes, (const char*)m->from + to * m->rank_bytes,
                   m->row_stride, m->row_bytes, m->rows, stream);
-        peers_check(
-            p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
-            "cuStreamWriteValue32");
+        peers_tell(p, to, p->messages + 1, stream);
     }
+    p->messages++;
 }
 
 // Queues: waits for the other ranks' parts of the last message.
@@ -196,4 +257,15 @@ static inline void peers_read(const Peers* p, cudaStream_t stream) {
             peers_check(p->write(stream, peers_counter(p, r, PEERS_READ, p->rank), p->messages,
                                  CU_STREAM_WRITE_VALUE_DEFAULT),
                         "cuStreamWriteValue32");
+}
+
+// Queues: waits until the other ranks have read the messages so far, and this one may write to what they share.
+static inline void peers_await_readers(const Peers* p, cudaStream_t stream) {
+    for (int i = 1; i < p->size; i++) peers_await_reader(p, (p->rank + i) % p->size, stream);
+}
+
+// Queues, behind what this rank has written to the others' tensors: the next message is in its place.
+static inline void peers_written(Peers* p, cudaStream_t stream) {
+    p->messages++;
+    for (int i = 1; i < p->size; i++) peers_tell(p, (p->rank + i) % p->size, p->messages, stream);
 }

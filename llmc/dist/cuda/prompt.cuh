@@ -83,50 +83,52 @@ static inline int64_t pass_first_row(const RankHeads* heads, int64_t rows) {
     return pass_rows(heads, rows) < rows ? heads->group.rank * pass_rows(heads, rows) : 0;
 }
 
-// The exchanges of training, on the main stream.
-static inline Layer layer_in_order(const Layer* layer) {
-    Layer of = *layer;
-    of.sequential = true;
-    return of;
-}
-
 // head_proj gets the columns of the rank's heads, of all rows; its padding becomes 0.
 static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head_blocks, const bf16* proj,
                                  int64_t row_stride, int64_t rows) {
     if (!layer->heads) return;
-    if (layer->T < rows) {
-        const Layer of = layer_in_order(layer);
-        tokens_to_heads(&of, &layer->heads->proj, head_proj, head_blocks, proj, row_stride,
-                        layer_chunk(layer, 0), RANGE_FORWARD);
-        return;
-    }
     Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
-    const HeadRows shape = head_rows(&layer->heads->proj, head_deal(layer), row_stride, 1, rows);
-    HeadBlocks to = {.own_stride = 0, .rank = layer->heads->group.rank};
-    to.rows[to.rank] = head_proj;
-    heads_split(&to, proj, &shape, layer->stream);
+    const SequenceGroup* g = &layer->heads->group;
+    const HeadColumns* columns = &layer->heads->proj;
+    Peers* peers = &layer->heads->exchange->peers;
+    const bool divided = layer->T < rows;
+    const HeadRows shape = head_rows(columns, head_deal(layer), row_stride, 1, layer->T);
+    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
+    HeadBlocks to = {};
+    for (int r = 0; r < g->size; r++)
+        if (divided || r == g->rank)
+            to.of[r] = {divided && r != g->rank ? head_blocks + r * row : head_proj + (divided ? r * row : 0),
+                        (bf16*)(uintptr_t)proj, r};
+    heads_split(&to, &shape, layer->stream);
+    if (!divided) return;
+    const PeersMessage message = {head_blocks, bytes, 1, bytes, bytes};
+    peers_send(peers, &message, layer->stream);
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank)
+            copy_rows(head_proj + r * row, bytes, peers_inbox(peers, g->rank, r), bytes, bytes, 1,
+                      layer->stream);
+    peers_read(peers, layer->stream);
 }
 
 // y gets the rank's rows, of all heads.
 static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y, int64_t rows) {
     if (!layer->heads) return;
+    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
     const SequenceGroup* g = &layer->heads->group;
     const HeadColumns* columns = &layer->heads->o;
-    const int64_t y_stride = (int64_t)columns->stride * g->size, bytes = rows * head_columns_bytes(columns);
-    if (layer->T < rows) {
-        const Layer of = layer_in_order(layer);
-        heads_to_tokens(&of, columns, y, y_stride, head_y, layer_chunk(layer, 0), RANGE_FORWARD);
-        return;
-    }
-    Range range("exchange of sequences", RANGE_FORWARD, layer->stream);
     Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows shape = head_rows(columns, head_deal(layer), y_stride, 1, rows);
-    const PeersMessage message = {head_y, 0, 1, bytes, bytes};
+    const bool divided = layer->T < rows;
+    const HeadRows shape =
+        head_rows(columns, head_deal(layer), (int64_t)columns->stride * g->size, 1, layer->T);
+    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
+    const PeersMessage message = {head_y, divided ? bytes : 0, 1, bytes, bytes};
     peers_send(peers, &message, layer->stream);
-    HeadBlocks from = {.own_stride = 0, .rank = g->rank};
+    HeadBlocks from = {};
     for (int r = 0; r < g->size; r++)
-        from.rows[r] = r == g->rank ? (bf16*)(uintptr_t)head_y : (bf16*)peers_inbox(peers, g->rank, r);
-    heads_join(y, &from, &shape, layer->stream);
+        from.of[r] = {r == g->rank ? (bf16*)(uintptr_t)head_y + (divided ? r * row : 0)
+                                   : (bf16*)peers_inbox(peers, g->rank, r),
+                      y, r};
+    heads_join(&from, &shape, layer->stream);
     peers_read(peers, layer->stream);
 }
 

@@ -13,17 +13,18 @@ are split between them outside attention, heads within.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Blocks of rows travel by copy engines, through peers of the group's own (peers.cuh), in the same order on all ranks
-of a group. An exchange goes chunk by chunk (SequenceChunk) on two streams, so that the link is busy while the main
-stream computes: the GEMMs of q, k and v, and of the output gate, beside proj; o_proj beside o; in_proj's input
-gradient beside dproj. Beside dO run the weight gradients of gate_proj and o_proj, which have a stream.
+Nothing is packed: the heads of all ranks are in the order of ranks, as the weights are (order.cuh), and copy engines
+write a rank's columns into the tensors of the others, where they are read (peers_share). Only the logits of gates, a
+column a head, are stored there by a kernel. An exchange goes chunk by chunk (SequenceChunk) on two streams, so that
+the link is busy while the main stream computes: GEMMs of the other ranks' q, k and v beside copies of the chunk
+before, then those of the gates and its own heads; the output gate and o_proj beside o; in_proj's input gradient
+beside dproj. Beside dO runs the weight gradient of o_proj, which has a stream.
 
-    main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMM of the gate | wait | shift, QK norm, RoPE, ...
-    out                  | split 0, copy 0 | split 1, copy 1  | split 2, copy 2 |
-    in                     rows of inbox 0 | rows of inbox 1  | rows of inbox 2 |
+    main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMMs of gates, own heads | wait | shift, QK norm, RoPE, ...
+    out                  | copy 0 | copy 1 | copy 2 |                        to the other ranks
+    in                                         all have arrived |            and copies of the rank's own part
 
-Each message has a number of its own in its wait, which a CUDA graph would repeat: passes of ranks that share
-sequences are not captured. Which heads a rank has may change from step to step (deal.cuh).
+Messages are numbered, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
 
 Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
 Called by attention, for losses by the GPU trainer, and for inference by prompt.cuh. An error of CUDA ends the
@@ -33,12 +34,13 @@ program; a message that never comes is ended by the watch (llmc/dist/watch.h).
 
 #include "../../cuda/device.cuh"
 #include "exchange.cuh"
-#include "heads.cuh"
+#include "order.cuh"
 
 typedef struct SequenceExchange {
     World* world;
-    Peers peers;             // a slot of an inbox for each chunk
-    cudaStream_t out, in;    // of what the rank sends; of what it receives
+    Peers peers;
+    int chunks;              // of a pass over as many tokens as there is memory for
+    cudaStream_t out, in;    // of what the rank writes to others; of its own part, and of what it receives
     cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
     const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
 } SequenceExchange;
@@ -49,10 +51,16 @@ typedef struct SequenceExchange {
 // The heads of a rank of `group`, with memory for their weights, connected to no other rank.
 static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table, SequenceGroup group) {
     RankHeads* h = (RankHeads*)xcalloc(1, sizeof *h);
-    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c);
+    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c),
+                 d = (size_t)c->hidden_size, S = (size_t)matmul_padded(table->proj.rows);
+    const size_t ordered[NUM_ORDERED] = {S * d, d * d, d};
     h->group = group;
     h->proj = head_columns_of_proj(table, c, group.size);
     h->o = head_columns_of_o(c, group.size);
+    for (int i = 0; i < NUM_ORDERED; i++) {
+        h->ordered[i] = (bf16*)device_zeros(ordered[i] * sizeof(bf16));
+        h->dordered[i] = (float*)device_zeros(ordered[i] * sizeof(float));
+    }
     h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -77,15 +85,22 @@ static inline RankHeads* sequence_open(World* world, const Config* c, const Para
                                        const Exchange* all) {
     if (group->size == 1) return NULL;
     RankHeads* h = rank_heads_new(c, table, *group);
-    const int chunks = sequence_chunks(B, tokens);
-    const int64_t bytes = sequence_message_bytes(&h->proj, B, tokens, chunks);
     h->exchange->world = world;
     h->exchange->all = all;
-    if (!peers_open(&h->exchange->peers, world, group->size, bytes, chunks))
+    h->exchange->chunks = sequence_chunks(B, tokens);
+    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(&h->proj, B, tokens)))
         die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
             "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
             group->size);
     return h;
+}
+
+// Collective: the tensors of L layers' attention, allocated, are shared; h may be NULL.
+static inline void sequence_share(RankHeads* h, const Activations* tensors, int64_t L) {
+    for (int i = 0; h && h->exchange->world && i < tensors->count; i++)
+        if (tensors->rows[i].data)
+            peers_share(&h->exchange->peers, h->exchange->world, tensors->rows[i].data,
+                        activations_row_bytes(tensors, i, L));
 }
 
 // Collective, of what sequence_open has returned.
@@ -95,6 +110,7 @@ static inline void sequence_close(RankHeads* h) {
     void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
                              h->dbias,    h->deal,     h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
+    for (int i = 0; i < NUM_ORDERED; i++) device_free(h->ordered[i]), device_free(h->dordered[i]);
     CUDA_CHECK(cudaStreamDestroy(h->exchange->out));
     CUDA_CHECK(cudaStreamDestroy(h->exchange->in));
     CUDA_CHECK(cudaEventDestroy(h->exchange->ready));
@@ -104,13 +120,67 @@ static inline void sequence_close(RankHeads* h) {
 }
 
 // ----------------------------------------------------------------------------
-// tokens to heads, heads to tokens
+// the streams of an exchange
 
-// Chunks of an exchange: as many as slots, but none is empty where --eval measures shorter contexts. Chunk i, of the
-// rank's tokens.
+// One kernel after another: the main stream.
+static inline cudaStream_t sequence_out(const Layer* layer) {
+    return layer->sequential ? layer->stream : layer->heads->exchange->out;
+}
+static inline cudaStream_t sequence_in(const Layer* layer) {
+    return layer->sequential ? layer->stream : layer->heads->exchange->in;
+}
+
+// What is queued on the exchange's streams from now on follows what is on the main stream.
+static inline void sequence_follow(const Layer* layer) {
+    const cudaEvent_t ready = layer->heads->exchange->ready;
+    CUDA_CHECK(cudaEventRecord(ready, layer->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_out(layer), ready, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
+}
+
+// The same at the beginning of an exchange. Each rank has then said that the others may write to what it fills: with
+// the end of the exchange before, behind which its main stream did not use them.
+//
+//     exchange     fills        whose last use is
+//     q, k, v      head_proj    by attention, before the exchange of o (a pass before, of dproj)
+//     o            o            by o_proj of the layer before, before the exchange of q, k and v
+//     dO           head_o       as what the exchange of o sent, or by attention, before the exchange of dproj
+//     dproj        dproj        by in_proj's weight gradient of the layer above, which is joined before that of dO
+static inline void sequence_begin(const Layer* layer) {
+    sequence_follow(layer);
+    peers_await_readers(&layer->heads->exchange->peers, sequence_out(layer));
+}
+
+// What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
+// what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
+// others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
+static inline void sequence_end(const Layer* layer, bool first) {
+    SequenceExchange* e = layer->heads->exchange;
+    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    peers_written(&e->peers, out);
+    CUDA_CHECK(cudaEventRecord(e->done, out));
+    CUDA_CHECK(cudaStreamWaitEvent(in, e->done, 0));
+    peers_await(&e->peers, in);
+    peers_read(&e->peers, in);
+    CUDA_CHECK(cudaEventRecord(e->done, in));
+    if (e->all && first)
+        exchange_wait(e->all, e->done, 0, layer->stream);
+    else
+        CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
+}
+
+// ----------------------------------------------------------------------------
+// what a rank writes, of a chunk of tokens: of `heads` [B, T, stride] of a rank's heads and x [B, T/N, x_stride] of all
+
+// `width` columns of a rank's heads, which are the first in `heads`; in x they are side by side, rank after rank.
+typedef struct {
+    int64_t stride, x_stride, width;
+} HeadCopies;
+
+// Chunks of a pass, none of which is empty where --eval measures shorter contexts. Chunk i, of the rank's tokens.
 static inline int layer_chunks(const Layer* layer) {
     const int64_t most = max(layer->T / SEQUENCE_CHUNK_ALIGN, (int64_t)1);
-    return layer->heads ? (int)min((int64_t)layer->heads->exchange->peers.slots, most) : 1;
+    return layer->heads ? (int)min((int64_t)layer->heads->exchange->chunks, most) : 1;
 }
 static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
     return sequence_chunk(layer->T, layer_chunks(layer), i);
@@ -121,171 +191,138 @@ template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_
     return x ? x + chunk.first * width : NULL;
 }
 
-// The streams of an exchange; one kernel after another: the main stream.
-static inline cudaStream_t sequence_out(const Layer* layer) {
-    return layer->sequential ? layer->stream : layer->heads->exchange->out;
-}
-static inline cudaStream_t sequence_in(const Layer* layer) {
-    return layer->sequential ? layer->stream : layer->heads->exchange->in;
-}
-
-// What is queued on the exchange's streams from now on follows what is on the main stream.
-static inline void sequence_begin(const Layer* layer) {
-    const cudaEvent_t ready = layer->heads->exchange->ready;
-    CUDA_CHECK(cudaEventRecord(ready, layer->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(sequence_out(layer), ready, 0));
-    CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
-}
-
-// What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
-// what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
-// others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
-static inline void sequence_end(const Layer* layer, SequenceChunk chunk) {
-    const SequenceExchange* e = layer->heads->exchange;
-    CUDA_CHECK(cudaEventRecord(e->done, sequence_out(layer)));
-    CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), e->done, 0));
-    CUDA_CHECK(cudaEventRecord(e->done, sequence_in(layer)));
-    if (e->all && chunk.first == 0)
-        exchange_wait(e->all, e->done, 0, layer->stream);
-    else
-        CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
-}
-
-// heads [B, T, stride] of the rank gets, of the chunk's tokens on each rank, the columns of its heads, from x, the
-// whole rows of each rank's own tokens. blocks: scratch of as many elements as `heads`.
-static inline void tokens_to_heads(const Layer* layer, const HeadColumns* columns, bf16* heads, bf16* blocks,
-                                   const bf16* x, int64_t x_stride, SequenceChunk chunk, RangePass pass) {
-    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
-    Range range("exchange of sequences", pass, out);
+// Queues copies of the columns of each rank's heads, of this rank's tokens, to its `heads`; `own`: of its own, too.
+static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* heads, const bf16* x,
+                                 SequenceChunk chunk, bool own) {
     const SequenceGroup* g = &layer->heads->group;
-    Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, chunk.tokens);
-    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16),
-                  all = bytes * g->size, first = chunk.first * columns->stride,
-                  chunk_bytes = chunk.tokens * head_columns_bytes(columns);
-    HeadBlocks to = {.own_stride = row * g->size, .rank = g->rank};
-    for (int r = 0; r < g->size; r++)
-        to.rows[r] = (r == g->rank ? heads + r * row : blocks + r * layer->B * row) + first;
-    heads_split(&to, x + chunk.first * x_stride, &rows, out);
-    const PeersMessage message = {blocks + first, layer->B * bytes, layer->B, chunk_bytes, bytes};
-    peers_post(peers, &message, out);
-    peers_await(peers, in);
-    for (int r = 0; r < g->size; r++)
-        if (r != g->rank)
-            copy_rows(heads + r * row + first, all, peers_inbox(peers, g->rank, r), chunk_bytes, chunk_bytes,
-                      layer->B, in);
-    peers_read(peers, in);
+    const int64_t size = sizeof(bf16);
+    for (int i = 1; i < g->size + own; i++) {
+        const int r = (g->rank + i) % g->size; // each rank starts with a different one, and ends with itself
+        for (int64_t b = 0; b < layer->B; b++)
+            copy_rows(peers_at(&layer->heads->exchange->peers, r, heads) +
+                          ((b * g->size + g->rank) * layer->T + chunk.first) * c->stride,
+                      size * c->stride, x + (b * layer->T + chunk.first) * c->x_stride + r * c->width,
+                      size * c->x_stride, size * c->width, chunk.tokens,
+                      r == g->rank ? sequence_in(layer) : sequence_out(layer));
+    }
 }
 
-// The columns of all heads of x, whole rows of the chunk's tokens of the rank's own, from `heads` of all ranks.
-static inline void heads_to_tokens(const Layer* layer, const HeadColumns* columns, bf16* x, int64_t x_stride,
-                                   const bf16* heads, SequenceChunk chunk, RangePass pass) {
-    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
-    Range range("exchange of sequences", pass, in);
+// Queues copies of the columns of this rank's heads, of each rank's tokens, to its x.
+static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16* x, const bf16* heads,
+                                  SequenceChunk chunk) {
     const SequenceGroup* g = &layer->heads->group;
-    Peers* peers = &layer->heads->exchange->peers;
-    const HeadRows rows = head_rows(columns, head_deal(layer), x_stride, layer->B, chunk.tokens);
-    const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
-    const bf16* from_chunk = heads + chunk.first * columns->stride;
-    const PeersMessage message = {from_chunk, bytes, layer->B, chunk.tokens * head_columns_bytes(columns),
-                                  bytes * g->size};
-    peers_post(peers, &message, out);
-    peers_await(peers, in);
-    HeadBlocks from = {.own_stride = row * g->size, .rank = g->rank};
-    for (int r = 0; r < g->size; r++)
-        from.rows[r] =
-            r == g->rank ? (bf16*)(uintptr_t)from_chunk + r * row : (bf16*)peers_inbox(peers, g->rank, r);
-    heads_join(x + chunk.first * x_stride, &from, &rows, in);
-    peers_read(peers, in);
+    const int64_t size = sizeof(bf16);
+    for (int i = 1; i <= g->size; i++) {
+        const int r = (g->rank + i) % g->size;
+        for (int64_t b = 0; b < layer->B; b++)
+            copy_rows(peers_at(&layer->heads->exchange->peers, r, x) +
+                          (b * layer->T + chunk.first) * c->x_stride + g->rank * c->width,
+                      size * c->x_stride, heads + ((b * g->size + r) * layer->T + chunk.first) * c->stride,
+                      size * c->stride, size * c->width, chunk.tokens,
+                      r == g->rank ? sequence_in(layer) : sequence_out(layer));
+    }
 }
 
-// head_delta [B, NH/N, T] from delta [B, NH, T/N] of all ranks. blocks: scratch of as many elements as head_delta.
-static inline void delta_to_heads(const Layer* layer, float* head_delta, float* blocks, const float* delta) {
-    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
-    Range range("exchange of sequences", RANGE_BACKWARD, out);
+static inline HeadCopies copies_of_qkv(const Layer* layer, int64_t x_stride) {
+    return {layer->heads->proj.stride, x_stride, head_columns_wide(&layer->heads->proj)};
+}
+static inline HeadCopies copies_of_o(const Layer* layer) {
+    return {layer->heads->o.stride, layer->config->hidden_size, layer->heads->o.stride};
+}
+
+// The same of the logits of gates, by a kernel on the main stream, between `heads` and x of the ranks.
+template <bool TO_HEADS>
+static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t x_stride) {
     const SequenceGroup* g = &layer->heads->group;
-    Peers* peers = &layer->heads->exchange->peers;
-    const int heads = layer->heads->o.heads;
-    const int64_t rows = layer->B * heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
-    const DeltaRows split = {
-        .deal = head_deal(layer), .rank = g->rank, .ranks = g->size, .heads = heads, .B = layer->B, .Tn = T};
-    delta_split(head_delta, blocks, delta, &split, out);
-    const PeersMessage message = {blocks, rows * bytes, 1, rows * bytes, rows * bytes};
-    peers_post(peers, &message, out);
-    peers_await(peers, in);
-    for (int r = 0; r < g->size; r++)
-        if (r != g->rank)
-            copy_rows(head_delta + r * T, bytes * g->size, peers_inbox(peers, g->rank, r), bytes, bytes, rows,
-                      in);
-    peers_read(peers, in);
+    const Peers* peers = &layer->heads->exchange->peers;
+    const HeadColumns columns = head_columns_narrow(&layer->heads->proj);
+    const HeadRows rows = head_rows(&columns, NULL, x_stride, layer->B, layer->T);
+    const int64_t row = layer->T * columns.stride;
+    HeadBlocks blocks = {.block_stride = row * g->size};
+    for (int r = 0; r < g->size; r++) {
+        if (TO_HEADS)
+            blocks.of[r] = {peers_at(peers, r, heads) + g->rank * row, x, r};
+        else
+            blocks.of[r] = {heads + r * row, peers_at(peers, r, x), g->rank};
+    }
+    peers_await_readers(peers, layer->stream);
+    (TO_HEADS ? heads_split : heads_join)(&blocks, &rows, layer->stream);
+    sequence_follow(layer);
 }
 
 // ----------------------------------------------------------------------------
-// the exchanges of a pass, and the GEMMs that hide them. head_dproj is free until the backward pass writes it: scratch
-// of what is sent
+// the exchanges of a pass, and the GEMMs beside them
 
 // proj = in_proj(in), and head_proj from all ranks.
-static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* head_dproj, bf16* proj,
-                                    const bf16* in, const Linear* in_proj) {
+static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* proj, const bf16* in,
+                                    const Linear* in_proj) {
+    order_weights(layer);
     if (!layer->heads) {
         linear_forward(proj, in, NULL, in_proj, layer->matmul);
         return;
     }
-    const int64_t gate = params_column(layer->table, P_OGATE_PROJ), d = layer->config->hidden_size;
-    const int64_t first = gate < 0 ? in_proj->N : gate, rest = in_proj->N - first - d; // before and behind it
-    if (rest > 0) {
-        const Linear behind = linear_columns(in_proj, first + d, rest);
-        linear_forward(proj + first + d, in, NULL, &behind, layer->matmul);
-    }
-    head_weights_copy(layer);
-    const Linear before = linear_columns(in_proj, 0, first);
+    const SequenceGroup* g = &layer->heads->group;
+    const int64_t d = layer->config->hidden_size, stride = in_proj->out_stride, T = layer->T;
+    const HeadCopies qkv = copies_of_qkv(layer, stride);
+    const int64_t first = g->rank * qkv.width, behind = first + qkv.width, all = g->size * qkv.width;
+    const Linear before = linear_columns(in_proj, 0, first),
+                 after = linear_columns(in_proj, behind, all - behind),
+                 gates = linear_columns(in_proj, all, in_proj->N - all);
+    Linear own = linear_columns(in_proj, first, qkv.width);
+    own.out_stride = qkv.stride;
+    sequence_begin(layer);
     for (int i = 0; i < layer_chunks(layer); i++) {
         const SequenceChunk chunk = layer_chunk(layer, i);
-        const Linear part = linear_slice(&before, chunk.first, layer->B * chunk.tokens);
-        linear_forward(chunk_rows(proj, chunk, in_proj->out_stride), chunk_rows(in, chunk, d), NULL, &part,
+        const int64_t rows = layer->B * chunk.tokens;
+        const Linear part_before = linear_slice(&before, chunk.first, rows),
+                     part_after = linear_slice(&after, chunk.first, rows);
+        const bf16* part_in = chunk_rows(in, chunk, d);
+        linear_forward(chunk_rows(proj, chunk, stride), part_in, NULL, &part_before, layer->matmul);
+        linear_forward(chunk_rows(proj, chunk, stride) + behind, part_in, NULL, &part_after, layer->matmul);
+        sequence_follow(layer);
+        copy_to_heads(layer, &qkv, head_proj, proj, chunk, false);
+    }
+    linear_forward(proj + all, in, NULL, &gates, layer->matmul);
+    store_gates<true>(layer, head_proj, proj, stride);
+    for (int64_t b = 0; b < layer->B; b++) {
+        const Linear sequence = linear_slice(&own, b * T, T);
+        linear_forward(head_proj + (b * g->size + g->rank) * T * qkv.stride, in + b * T * d, NULL, &sequence,
                        layer->matmul);
-        sequence_begin(layer);
-        tokens_to_heads(layer, &layer->heads->proj, head_proj, head_dproj, proj, in_proj->out_stride, chunk,
-                        RANGE_FORWARD);
     }
-    if (gate >= 0) {
-        const Linear own = linear_columns(in_proj, gate, d);
-        linear_forward(proj + gate, in, NULL, &own, layer->matmul);
-    }
-    sequence_end(layer, layer_chunk(layer, 0));
+    sequence_end(layer, true);
 }
 
 // Returns the chunk's rows of o, from head_o of all ranks. Chunks are called for in order.
 static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
-    const int64_t d = layer->config->hidden_size;
     if (!layer->heads) return o;
+    const HeadCopies copies = copies_of_o(layer);
     if (chunk.first == 0) sequence_begin(layer);
-    heads_to_tokens(layer, &layer->heads->o, o, d, head_o, chunk, RANGE_FORWARD);
-    sequence_end(layer, chunk);
-    return chunk_rows(o, chunk, d);
+    copy_to_tokens(layer, &copies, o, head_o, chunk);
+    sequence_end(layer, chunk.first == 0);
+    return chunk_rows(o, chunk, copies.x_stride);
 }
 
-// head_o gets the gradient of o, dout, and head_delta delta.
-static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, bf16* head_dproj,
-                                 const bf16* dout, const float* delta) {
+// head_o gets the gradient of o, dout, and head_delta [B, NH/N, T] delta [B, NH, T/N].
+static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, const bf16* dout,
+                                 const float* delta) {
     if (!layer->heads) return;
-    // dO's blocks are in use until they are sent; delta's, as floats, are behind them in the same scratch
-    const HeadColumns *o = &layer->heads->o, *proj = &layer->heads->proj;
-    const int64_t tokens = layer->B * layer->T * layer->heads->group.size;
-    assert(o->stride + 2 * o->heads <= proj->stride); // a row of head_dproj: 3 dh columns a head, at least
-    float* delta_blocks = (float*)(head_dproj + tokens * o->stride);
-    head_weights_copy(layer);
+    const HeadCopies copies = copies_of_o(layer);
+    const SequenceGroup* g = &layer->heads->group;
+    const int64_t heads = layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
     sequence_begin(layer);
-    for (int i = 0; i < layer_chunks(layer); i++)
-        tokens_to_heads(layer, o, head_o, head_dproj, dout, layer->config->hidden_size, layer_chunk(layer, i),
-                        RANGE_BACKWARD);
-    delta_to_heads(layer, head_delta, delta_blocks, delta);
-    sequence_end(layer, layer_chunk(layer, 0));
+    for (int r = 0; r < g->size; r++)
+        for (int64_t b = 0; b < layer->B; b++)
+            copy_rows(peers_at(&layer->heads->exchange->peers, r, head_delta) +
+                          (b * heads * g->size + g->rank) * T,
+                      g->size * bytes, delta + (b * g->size + r) * heads * T, bytes, bytes, heads,
+                      sequence_out(layer));
+    copy_to_heads(layer, &copies, head_o, dout, {0, T}, true);
+    sequence_end(layer, true);
 }
 
 // din = the gradient of in_proj's input, from dproj, whose columns of heads come from all ranks' head_dproj; with
 // those of q, k and v come their FP8 tensor's. The padding of dproj becomes 0.
-static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, const bf16* head_dproj,
+static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
     if (!layer->heads) {
         linear_backward_input(din, dproj, in_proj, layer->matmul);
@@ -293,17 +330,19 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
     }
     const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
     const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
-    head_gradients_add(layer);
+    const HeadCopies qkv = copies_of_qkv(layer, stride);
+    sequence_begin(layer);
+    store_gates<false>(layer, head_dproj, dproj, stride);
+    order_gradients(layer);
     if (padding > 0)
         CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0, (size_t)padding,
                                      (size_t)rows, layer->stream));
-    sequence_begin(layer);
     for (int i = 0; i < layer_chunks(layer); i++) {
         const SequenceChunk chunk = layer_chunk(layer, i);
         const Linear part = linear_slice(in_proj, chunk.first, layer->B * chunk.tokens);
         bf16* part_dproj = chunk_rows(dproj, chunk, stride);
-        heads_to_tokens(layer, &layer->heads->proj, dproj, stride, head_dproj, chunk, RANGE_BACKWARD);
-        sequence_end(layer, chunk);
+        copy_to_tokens(layer, &qkv, dproj, head_dproj, chunk);
+        sequence_end(layer, i == 0);
         fp8_convert<FP8_E5M2>(&part.fp8.dout, part_dproj, part.rows, 3 * d, stride, layer->stream);
         linear_backward_input(chunk_rows(din, chunk, d), part_dproj, &part, layer->matmul);
     }
