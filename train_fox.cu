@@ -9,7 +9,7 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
-the exchanges with other ranks' GPUs (exchange.cuh and sequence.cuh of llmc/dist/cuda), which have one each.
+the exchanges with other ranks' GPUs (exchange.cuh and sequence.cuh of llmc/dist/cuda), which have their own.
 The host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss
 or gradient is not finite changes nothing on the device itself.
 */
@@ -207,7 +207,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     SideStream* side = &layer->weight_stream->side;
     const bool beside = a.dcum_logf && !layer->heads; // gates beside q, k and v
 
-    order_weights(layer);
+    order_weights(layer, RANGE_BACKWARD);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
@@ -517,6 +517,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->recompute = recompute;
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     pass_allocate(&model->pass, L, device_bytes);
+    order_open(model->heads, &model->config, &model->table, recompute != FORWARD_ONLY);
     sequence_share(model->heads, &model->pass.tables[PASS_MIXER], L);
     if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);

@@ -35,7 +35,7 @@ typedef struct {
     SequenceGroup group;
     HeadColumns proj, o;
     bf16* ordered[NUM_ORDERED];        // NULL in inference
-    float* dordered[NUM_ORDERED];      // gradients of theirs
+    float* dordered[NUM_ORDERED];      // gradients of theirs; NULL without a backward pass
     bf16* norms[2];                    // [heads, dh] of q and k
     float* dnorms[2];                  // their gradients
     float *bias, *dbias;               // [heads] of the gate
@@ -157,7 +157,7 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
 
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
 // last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
-// reads and whose gradient is 0. Where ranks share sequences, columns of heads are in the order of ranks.
+// reads and whose gradient is 0. Where ranks share sequences, heads are in the order of ranks, and those rows 0.
 static inline Linear layer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
@@ -226,7 +226,7 @@ static inline void weight_stream_sequential(WeightStream* w, bool on) {
 
 // Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
 // main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
-// projection, padded, reach into the tensors behind it.
+// projection, padded, reach into the tensors behind it, unless they are in the order of ranks.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
     side_fork(&w->side);
     linear_backward_weight(dout, x, linear, &w->matmul);

@@ -206,7 +206,7 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         if (rate.tokens[RATE_SPREAD] > 0)
             printf(", pruned as below %.0f%% and %.0f%%", 100 * rate_shared[RATE_SPREAD],
                    100 * rate_shared[RATE_INITIAL]);
-        printf(": the least that was measured with two GPUs\n");
+        printf(", as measured with two GPUs\n");
     }
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",

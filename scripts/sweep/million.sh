@@ -10,7 +10,7 @@
 #   compute  58.7 GFLOP per token where nothing is pruned, 99% of them in attention: 1.58e19 FLOP at 256 Mi tokens; what the
 #            gates forget is not computed
 #   steps    1,048,576 tokens, one sequence: 256 at 256 Mi tokens. Without --max-tokens the preset's 2.5 Gi, 2,560
-#   memory   49 GiB on each of two GPUs with --recompute block, 81 on one: ./train_fox --dry-run --gpu H100 --model
+#   memory   48 GiB on each of two GPUs with --recompute block, 81 on one: ./train_fox --dry-run --gpu H100 --model
 #            fox-pro-125m --seq-len 1Mi --batch-tokens 1Mi --recompute block --sequence-ranks 2 plans it
 #   disk     2 GB a checkpoint, of which the newest three are kept
 #

@@ -420,7 +420,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     int* ddeal = seed ? (int*)device_bytes(row_bytes) : NULL;
     if (seed) CUDA_CHECK(cudaMemcpy(ddeal, deal, row_bytes, cudaMemcpyHostToDevice));
     if (of == OF_PROJ) check_order(&c, &table, deal, ddeal, ranks);
-    const HeadRows shape = head_rows(&columns, ddeal, stride, B, Tn);
+    const HeadRows shape = head_rows(&columns, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
     for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);
     bf16 *dx = (bf16*)device_bytes(x.size() * 2), *dblocks = (bf16*)device_bytes(blocks.size() * 2);
@@ -432,7 +432,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
     for (int64_t i = 0; i < ranks * block; i++) {
         const int64_t at = i % block / columns.stride * stride;
-        const int whole = head_columns_whole(&columns, deal, (int)(i / block), (int)(i % columns.stride));
+        const int whole = head_columns_whole(&columns, NULL, (int)(i / block), (int)(i % columns.stride));
         wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(at + whole)]);
     }
     for (int rank = 0; rank < ranks && B == 1; rank++) wrong += wrong_own_block(dx, blocks, &shape, rank);
@@ -442,7 +442,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     std::vector<char> of_heads((size_t)stride);
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < columns.columns; i++)
-            of_heads[(size_t)head_columns_whole(&columns, deal, r, i)] = 1;
+            of_heads[(size_t)head_columns_whole(&columns, NULL, r, i)] = 1;
     for (size_t i = 0; i < x.size(); i++) lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
     CHECK(wrong == 0 && lost == 0, "%s, %d ranks: %lld elements of blocks are wrong, %lld of rows", preset,
           ranks, (long long)wrong, (long long)lost);

@@ -21,7 +21,7 @@ Invariants, each with the line that keeps it:
 
 Without deal_open, also in inference and where nothing is pruned, RankHeads.deal is NULL: the heads of sequence_head.
 
-Called by order.cuh, which reads the table, and by the GPU trainer, once a step.
+Called by order.cuh, which reads the table, by attention, which counts blocks, and by the GPU trainer, once a step.
 */
 #pragma once
 

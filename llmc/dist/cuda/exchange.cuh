@@ -309,7 +309,7 @@ static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double
             (const float*)peers_inbox(&e->peers, s->rank, (s->rank + 1) % s->size); // the first
         const int64_t inbox_floats = e->peers.capacity / (int64_t)sizeof(float), bytes = part.count * 4;
         OtherGradients others = {inbox, part.begin, inbox_floats, s->size - 1};
-        PeersMessage gradients = {grads + begin, bytes, 1, bytes, bytes};
+        PeersMessage gradients = {grads + begin, bytes, bytes};
         peers_send(&e->peers, &gradients, e->stream);
         chunk_squares(squares, grads, chunks, &others, e->stream);
         peers_read(&e->peers, e->stream);

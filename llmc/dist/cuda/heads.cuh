@@ -13,25 +13,24 @@ Called by sequence.cuh and prompt.cuh.
 #pragma once
 
 #include "../../layers/layer.cuh"
-#include "deal.cuh"
 
-// Of each rank a block of the heads of rank `heads`, and whole rows of the same tokens; NULL: left out. In blocks
-// sequences are block_stride elements apart, in whole rows Tn rows.
+// Of each rank a block of heads and whole rows of the same tokens. Sequences are block_stride elements apart in blocks,
+// and Tn rows in whole rows.
 typedef struct {
     struct {
-        bf16 *block, *whole;
-        int heads;
+        bf16 *block, *whole; // NULL: left out
+        int heads;           // the rank whose heads these are
     } of[SEQUENCE_MAX_RANKS];
     int64_t block_stride;
 } HeadBlocks;
 
 struct HeadRows {
     HeadColumns columns;
-    const int* deal; // of head_deal
     int64_t x_stride;
-    int Tn, first, chunks,
-        count; // tokens of a sequence; a block's first column; groups of eight of its columns, of a
-               // row and of all
+    int Tn;     // tokens of a sequence
+    int first;  // column of a block
+    int chunks; // groups of eight columns of a block's row
+    int count;  // of all its rows
 };
 
 // Thread: a group of eight columns of a block; blockIdx.y is the rank.
@@ -47,7 +46,7 @@ __global__ static void __launch_bounds__(256)
     int part = 0;
     while (part + 1 < a.columns.parts && local >= a.columns.part[part + 1].local) part++;
     if (a.columns.part[part].width % HEAD_COLUMNS_ALIGN == 0) {
-        bf16* whole = x + head_columns_whole(&a.columns, a.deal, heads, local);
+        bf16* whole = x + head_columns_whole(&a.columns, NULL, heads, local);
         if (SPLIT)
             store16(at, load_raw8(whole));
         else
@@ -57,16 +56,14 @@ __global__ static void __launch_bounds__(256)
     Pack8 values = {};
     if (!SPLIT) values = load16(at);
     for (int i = 0; i < HEAD_COLUMNS_ALIGN; i++) {
-        const int whole = head_columns_whole(&a.columns, a.deal, heads, local + i);
+        const int whole = head_columns_whole(&a.columns, NULL, heads, local + i);
         if (SPLIT && whole >= 0) values[i] = x[whole];
         if (!SPLIT && whole >= 0) x[whole] = values[i];
     }
     if (SPLIT) store16(at, values);
 }
 
-// deal: of head_deal.
-static inline HeadRows head_rows(const HeadColumns* columns, const int* deal, int64_t x_stride, int64_t B,
-                                 int64_t Tn) {
+static inline HeadRows head_rows(const HeadColumns* columns, int64_t x_stride, int64_t B, int64_t Tn) {
     const int first = columns->parts > 0 ? columns->part[0].local : columns->stride,
               chunks = (columns->stride - first) / HEAD_COLUMNS_ALIGN;
     assert(B * Tn * chunks < INT32_MAX && x_stride % HEAD_COLUMNS_ALIGN == 0);
@@ -74,7 +71,6 @@ static inline HeadRows head_rows(const HeadColumns* columns, const int* deal, in
         assert(columns->part[p].width == 1 ||
                (columns->part[p].width | columns->part[p].column) % HEAD_COLUMNS_ALIGN == 0);
     return {.columns = *columns,
-            .deal = deal,
             .x_stride = x_stride,
             .Tn = (int)Tn,
             .first = first,

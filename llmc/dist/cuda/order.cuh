@@ -1,6 +1,6 @@
 /*
 The weights of a layer's attention where ranks share sequences (llmc/model/sequence.h). Which heads a rank has is read
-from the layer's row of the table (deal.cuh), here and nowhere else: other kernels see heads in the order of ranks.
+here from the layer's row of the table (deal.cuh): the kernels of a pass see heads in the order of ranks.
 
     ordered       copies of weights of all heads for what is computed token by token, and gradients of theirs
       in_proj     the fused projection's rows: q, k and v of rank 0, of rank 1, ...; then the output gate's and the
@@ -16,7 +16,7 @@ Called by sequence.cuh and the GPU trainer.
 */
 #pragma once
 
-#include "heads.cuh"
+#include "deal.cuh"
 
 // ----------------------------------------------------------------------------
 // weights of all heads, in the order of ranks
@@ -166,9 +166,21 @@ static inline void head_gradients_add(const Layer* layer) {
 // ----------------------------------------------------------------------------
 // all of them
 
+// Allocates the weights of all heads for passes, and their gradients for training; h may be NULL. sequence_close frees
+// them.
+static inline void order_open(RankHeads* h, const Config* c, const ParamTable* table, bool train) {
+    const size_t d = (size_t)c->hidden_size, S = (size_t)matmul_padded(table->proj.rows);
+    const size_t counts[NUM_ORDERED] = {S * d, d * d, d};
+    for (int i = 0; h && i < NUM_ORDERED; i++) {
+        h->ordered[i] = (bf16*)device_zeros(counts[i] * sizeof(bf16));
+        if (train) h->dordered[i] = (float*)device_zeros(counts[i] * sizeof(float));
+    }
+}
+
 // Before a pass of the layer reads weights of attention.
-static inline void order_weights(const Layer* layer) {
+static inline void order_weights(const Layer* layer, RangePass pass) {
     if (!layer->heads) return;
+    Range range("exchange of sequences", pass, layer->stream);
     const HeadOrder order = head_order(layer);
     for (int i = 0; i < NUM_ORDERED; i++) {
         const OrderedTensor t = ordered_tensor(layer, i);
@@ -184,12 +196,13 @@ static inline void order_weights(const Layer* layer) {
 // Before a pass reads new weights: their copies in FP8, unless s is NULL. Outside the model's layers there are none.
 static inline void order_weights_in_fp8(const Layer* layer, const Fp8State* s) {
     if (!s || layer->l < 0 || layer->l >= s->layers) return;
-    order_weights(layer);
+    order_weights(layer, RANGE_FORWARD);
     layer_weights_to_fp8(layer, s);
 }
 
 // Behind the kernels that compute it on a stream: adds a gradient in the order of ranks to the model's.
 static inline void order_add(const Layer* layer, Ordered which, cudaStream_t stream) {
+    Range range("exchange of sequences", RANGE_BACKWARD, stream);
     const OrderedTensor t = ordered_tensor(layer, which);
     float* to = layer_param(layer, layer->grads, t.kind);
     if (to)
@@ -206,6 +219,7 @@ static inline void ordered_weight_gradient(const Layer* layer, Ordered which, co
 
 // Behind the backward pass's other kernels of attention.
 static inline void order_gradients(const Layer* layer) {
+    Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     order_add(layer, ORDERED_OUTPUT_NORM, layer->stream);
     head_gradients_add(layer);
 }

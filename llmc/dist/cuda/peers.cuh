@@ -9,7 +9,7 @@ that all map:
     sender      wait until read >= n - 1  ->  copy into the inbox at the receiver  ->  arrived = n
     receiver                                  wait until arrived >= n  ->  kernel  ->  read = n
 
-Ranks may also share tensors of their own, whose rows the others write where they are read (peers_share, peers_at):
+Ranks may also share tensors: then a sender writes to the receiver's tensor, not to an inbox (peers_share, peers_at).
 
     sender      wait until read >= n - 1  ->  copies, or a kernel that stores there  ->  arrived = n
     receiver                                        wait until arrived >= n          ->  read = n
@@ -20,9 +20,10 @@ with a number; all follow the wait of the first.
 Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
 only queues. Invariants of message n, each with the line that keeps it:
 
- 1. An inbox is overwritten after message n - 1 was read.  wait for PEERS_READ in peers_post
- 2. An inbox is read after message n is in it.             wait for PEERS_ARRIVED in peers_await; stream order
-                                                           puts the copy before the write of `arrived`
+ 1. An inbox or tensor is overwritten after message        wait for PEERS_READ in peers_send, peers_await_readers
+    n - 1 was read.
+ 2. It is read after message n is in it.                   wait for PEERS_ARRIVED in peers_await; stream order
+                                                           puts what was written before the write of `arrived`
  3. `read` becomes n after the kernels that read, and      stream order: peers_read is behind them; sequence.cuh
     after the last use of the next message's tensors.      tells which these are
  4. A counter has one writer; its reader polls own memory. peers_counter: `arrived` is the receiver's memory,
@@ -43,10 +44,10 @@ returns false. A message that never comes is ended by the watch (llmc/dist/watch
 
 typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;
 
-// What a rank sends: to rank r the rows from `from` + r rank_bytes on. They are contiguous in its inbox.
+// What a rank sends: to rank r `bytes` from `from` + r rank_bytes on.
 typedef struct {
     const void* from;
-    int64_t rank_bytes, rows, row_bytes, row_stride; // in bytes
+    int64_t rank_bytes, bytes;
 } PeersMessage;
 
 // A tensor that each rank has and the others write to.
@@ -223,19 +224,6 @@ static inline void peers_tell(const Peers* p, int to, uint32_t n, cudaStream_t s
         "cuStreamWriteValue32");
 }
 
-// Queues: sends its part of the message to each other rank.
-static inline void peers_post(Peers* p, const PeersMessage* m, cudaStream_t stream) {
-    assert(m->rows * m->row_bytes <= p->capacity);
-    for (int i = 1; i < p->size; i++) {
-        int to = (p->rank + i) % p->size; // each rank starts with a different one
-        peers_await_reader(p, to, stream);
-        copy_rows(peers_inbox(p, to, p->rank), m->row_bytes, (const char*)m->from + to * m->rank_bytes,
-                  m->row_stride, m->row_bytes, m->rows, stream);
-        peers_tell(p, to, p->messages + 1, stream);
-    }
-    p->messages++;
-}
-
 // Queues: waits for the other ranks' parts of the last message.
 static inline void peers_await(const Peers* p, cudaStream_t stream) {
     for (int i = 1; i < p->size; i++)
@@ -244,9 +232,17 @@ static inline void peers_await(const Peers* p, cudaStream_t stream) {
                     "cuStreamWaitValue32");
 }
 
-// Both, on one stream.
+// Queues: sends its part of the message to each other rank's inbox, and waits for theirs.
 static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stream) {
-    peers_post(p, m, stream);
+    assert(m->bytes <= p->capacity);
+    for (int i = 1; i < p->size; i++) {
+        int to = (p->rank + i) % p->size; // each rank starts with a different one
+        peers_await_reader(p, to, stream);
+        CUDA_CHECK(cudaMemcpyAsync(peers_inbox(p, to, p->rank), (const char*)m->from + to * m->rank_bytes,
+                                   (size_t)m->bytes, cudaMemcpyDefault, stream));
+        peers_tell(p, to, p->messages + 1, stream);
+    }
+    p->messages++;
     peers_await(p, stream);
 }
 

@@ -92,7 +92,7 @@ static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head
     const HeadColumns* columns = &layer->heads->proj;
     Peers* peers = &layer->heads->exchange->peers;
     const bool divided = layer->T < rows;
-    const HeadRows shape = head_rows(columns, head_deal(layer), row_stride, 1, layer->T);
+    const HeadRows shape = head_rows(columns, row_stride, 1, layer->T);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
     HeadBlocks to = {};
     for (int r = 0; r < g->size; r++)
@@ -101,7 +101,7 @@ static inline void rows_to_heads(const Layer* layer, bf16* head_proj, bf16* head
                         (bf16*)(uintptr_t)proj, r};
     heads_split(&to, &shape, layer->stream);
     if (!divided) return;
-    const PeersMessage message = {head_blocks, bytes, 1, bytes, bytes};
+    const PeersMessage message = {head_blocks, bytes, bytes};
     peers_send(peers, &message, layer->stream);
     for (int r = 0; r < g->size; r++)
         if (r != g->rank)
@@ -118,10 +118,9 @@ static inline void heads_to_rows(const Layer* layer, bf16* y, const bf16* head_y
     const HeadColumns* columns = &layer->heads->o;
     Peers* peers = &layer->heads->exchange->peers;
     const bool divided = layer->T < rows;
-    const HeadRows shape =
-        head_rows(columns, head_deal(layer), (int64_t)columns->stride * g->size, 1, layer->T);
+    const HeadRows shape = head_rows(columns, (int64_t)columns->stride * g->size, 1, layer->T);
     const int64_t row = layer->T * columns->stride, bytes = row * (int64_t)sizeof(bf16);
-    const PeersMessage message = {head_y, divided ? bytes : 0, 1, bytes, bytes};
+    const PeersMessage message = {head_y, divided ? bytes : 0, bytes};
     peers_send(peers, &message, layer->stream);
     HeadBlocks from = {};
     for (int r = 0; r < g->size; r++)
@@ -138,7 +137,7 @@ static inline void all_rows(const Layer* layer, bf16* all, const bf16* x) {
     const SequenceGroup* g = &layer->heads->group;
     Peers* peers = &layer->heads->exchange->peers;
     const int64_t row = layer->T * layer->config->hidden_size, bytes = row * (int64_t)sizeof(bf16);
-    const PeersMessage message = {x, 0, 1, bytes, bytes};
+    const PeersMessage message = {x, 0, bytes};
     peers_send(peers, &message, layer->stream);
     for (int r = 0; r < g->size; r++)
         copy_rows(all + r * row, bytes, r == g->rank ? (const void*)x : peers_inbox(peers, g->rank, r), bytes,

@@ -15,14 +15,14 @@ are split between them outside attention, heads within.
 
 Nothing is packed: the heads of all ranks are in the order of ranks, as the weights are (order.cuh), and copy engines
 write a rank's columns into the tensors of the others, where they are read (peers_share). Only the logits of gates, a
-column a head, are stored there by a kernel. An exchange goes chunk by chunk (SequenceChunk) on two streams, so that
+column a head, are stored there by a kernel. q, k, v, o and dproj go chunk by chunk (SequenceChunk) on two streams, so that
 the link is busy while the main stream computes: GEMMs of the other ranks' q, k and v beside copies of the chunk
 before, then those of the gates and its own heads; the output gate and o_proj beside o; in_proj's input gradient
 beside dproj. Beside dO runs the weight gradient of o_proj, which has a stream.
 
     main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMMs of gates, own heads | wait | shift, QK norm, RoPE, ...
     out                  | copy 0 | copy 1 | copy 2 |                        to the other ranks
-    in                                         all have arrived |            and copies of the rank's own part
+    in                                         all have arrived |            and own parts of o, dO and dproj
 
 Messages are numbered, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
 
@@ -34,6 +34,7 @@ program; a message that never comes is ended by the watch (llmc/dist/watch.h).
 
 #include "../../cuda/device.cuh"
 #include "exchange.cuh"
+#include "heads.cuh"
 #include "order.cuh"
 
 typedef struct SequenceExchange {
@@ -51,16 +52,10 @@ typedef struct SequenceExchange {
 // The heads of a rank of `group`, with memory for their weights, connected to no other rank.
 static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table, SequenceGroup group) {
     RankHeads* h = (RankHeads*)xcalloc(1, sizeof *h);
-    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c),
-                 d = (size_t)c->hidden_size, S = (size_t)matmul_padded(table->proj.rows);
-    const size_t ordered[NUM_ORDERED] = {S * d, d * d, d};
+    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c);
     h->group = group;
     h->proj = head_columns_of_proj(table, c, group.size);
     h->o = head_columns_of_o(c, group.size);
-    for (int i = 0; i < NUM_ORDERED; i++) {
-        h->ordered[i] = (bf16*)device_zeros(ordered[i] * sizeof(bf16));
-        h->dordered[i] = (float*)device_zeros(ordered[i] * sizeof(float));
-    }
     h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -138,14 +133,15 @@ static inline void sequence_follow(const Layer* layer) {
     CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
 }
 
-// The same at the beginning of an exchange. Each rank has then said that the others may write to what it fills: with
-// the end of the exchange before, behind which its main stream did not use them.
+// The same at the beginning of an exchange, whose tensors are then free on all ranks: each has told so at the end of the
+// exchange before (peers_read in sequence_end), at whose beginning its main stream was past their last use.
 //
-//     exchange     fills        whose last use is
-//     q, k, v      head_proj    by attention, before the exchange of o (a pass before, of dproj)
-//     o            o            by o_proj of the layer before, before the exchange of q, k and v
-//     dO           head_o       as what the exchange of o sent, or by attention, before the exchange of dproj
-//     dproj        dproj        by in_proj's weight gradient of the layer above, which is joined before that of dO
+//     exchange     fills                whose last use is
+//     q, k, v      head_proj            by attention, before the exchange of o (or of dproj, the pass before)
+//     o            o                    by the output gate and o_proj of the layer before, and by o_proj's weight
+//                                       gradient, joined before this layer's pass begins
+//     dO           head_o, head_delta   what the exchange of o sent; or by attention, before the exchange of dproj
+//     dproj        dproj                by in_proj's weight gradient of the layer above, joined before that of dO
 static inline void sequence_begin(const Layer* layer) {
     sequence_follow(layer);
     peers_await_readers(&layer->heads->exchange->peers, sequence_out(layer));
@@ -154,9 +150,10 @@ static inline void sequence_begin(const Layer* layer) {
 // What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
 // what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
 // others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
-static inline void sequence_end(const Layer* layer, bool first) {
+static inline void sequence_end(const Layer* layer, bool first, RangePass pass) {
     SequenceExchange* e = layer->heads->exchange;
     const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    Range range("exchange of sequences", pass, in);
     peers_written(&e->peers, out);
     CUDA_CHECK(cudaEventRecord(e->done, out));
     CUDA_CHECK(cudaStreamWaitEvent(in, e->done, 0));
@@ -191,9 +188,11 @@ template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_
     return x ? x + chunk.first * width : NULL;
 }
 
-// Queues copies of the columns of each rank's heads, of this rank's tokens, to its `heads`; `own`: of its own, too.
+// Queues copies of this rank's tokens: from x the columns of each other rank's heads to that rank's `heads`; with `own`
+// also of its own heads.
 static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* heads, const bf16* x,
-                                 SequenceChunk chunk, bool own) {
+                                 SequenceChunk chunk, bool own, RangePass pass) {
+    Range range("exchange of sequences", pass, sequence_out(layer));
     const SequenceGroup* g = &layer->heads->group;
     const int64_t size = sizeof(bf16);
     for (int i = 1; i < g->size + own; i++) {
@@ -207,9 +206,10 @@ static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* 
     }
 }
 
-// Queues copies of the columns of this rank's heads, of each rank's tokens, to its x.
+// Queues copies of this rank's heads: from `heads` the tokens of each rank to that rank's x.
 static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16* x, const bf16* heads,
-                                  SequenceChunk chunk) {
+                                  SequenceChunk chunk, RangePass pass) {
+    Range range("exchange of sequences", pass, sequence_out(layer));
     const SequenceGroup* g = &layer->heads->group;
     const int64_t size = sizeof(bf16);
     for (int i = 1; i <= g->size; i++) {
@@ -230,13 +230,14 @@ static inline HeadCopies copies_of_o(const Layer* layer) {
     return {layer->heads->o.stride, layer->config->hidden_size, layer->heads->o.stride};
 }
 
-// The same of the logits of gates, by a kernel on the main stream, between `heads` and x of the ranks.
+// The same of the logits of gates, by a kernel on the main stream, which the exchange's streams then follow.
 template <bool TO_HEADS>
 static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t x_stride) {
+    Range range("exchange of sequences", TO_HEADS ? RANGE_FORWARD : RANGE_BACKWARD, layer->stream);
     const SequenceGroup* g = &layer->heads->group;
     const Peers* peers = &layer->heads->exchange->peers;
     const HeadColumns columns = head_columns_narrow(&layer->heads->proj);
-    const HeadRows rows = head_rows(&columns, NULL, x_stride, layer->B, layer->T);
+    const HeadRows rows = head_rows(&columns, x_stride, layer->B, layer->T);
     const int64_t row = layer->T * columns.stride;
     HeadBlocks blocks = {.block_stride = row * g->size};
     for (int r = 0; r < g->size; r++) {
@@ -253,10 +254,10 @@ static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t
 // ----------------------------------------------------------------------------
 // the exchanges of a pass, and the GEMMs beside them
 
-// proj = in_proj(in), and head_proj from all ranks.
+// proj = in_proj(in), and head_proj from all ranks; q, k and v of the rank's own heads are in head_proj alone.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* proj, const bf16* in,
                                     const Linear* in_proj) {
-    order_weights(layer);
+    order_weights(layer, RANGE_FORWARD);
     if (!layer->heads) {
         linear_forward(proj, in, NULL, in_proj, layer->matmul);
         return;
@@ -280,7 +281,7 @@ static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* p
         linear_forward(chunk_rows(proj, chunk, stride), part_in, NULL, &part_before, layer->matmul);
         linear_forward(chunk_rows(proj, chunk, stride) + behind, part_in, NULL, &part_after, layer->matmul);
         sequence_follow(layer);
-        copy_to_heads(layer, &qkv, head_proj, proj, chunk, false);
+        copy_to_heads(layer, &qkv, head_proj, proj, chunk, false, RANGE_FORWARD);
     }
     linear_forward(proj + all, in, NULL, &gates, layer->matmul);
     store_gates<true>(layer, head_proj, proj, stride);
@@ -289,7 +290,7 @@ static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* p
         linear_forward(head_proj + (b * g->size + g->rank) * T * qkv.stride, in + b * T * d, NULL, &sequence,
                        layer->matmul);
     }
-    sequence_end(layer, true);
+    sequence_end(layer, true, RANGE_FORWARD);
 }
 
 // Returns the chunk's rows of o, from head_o of all ranks. Chunks are called for in order.
@@ -297,8 +298,8 @@ static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o,
     if (!layer->heads) return o;
     const HeadCopies copies = copies_of_o(layer);
     if (chunk.first == 0) sequence_begin(layer);
-    copy_to_tokens(layer, &copies, o, head_o, chunk);
-    sequence_end(layer, chunk.first == 0);
+    copy_to_tokens(layer, &copies, o, head_o, chunk, RANGE_FORWARD);
+    sequence_end(layer, chunk.first == 0, RANGE_FORWARD);
     return chunk_rows(o, chunk, copies.x_stride);
 }
 
@@ -316,12 +317,12 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
                           (b * heads * g->size + g->rank) * T,
                       g->size * bytes, delta + (b * g->size + r) * heads * T, bytes, bytes, heads,
                       sequence_out(layer));
-    copy_to_heads(layer, &copies, head_o, dout, {0, T}, true);
-    sequence_end(layer, true);
+    copy_to_heads(layer, &copies, head_o, dout, {0, T}, true, RANGE_BACKWARD);
+    sequence_end(layer, true, RANGE_BACKWARD);
 }
 
-// din = the gradient of in_proj's input, from dproj, whose columns of heads come from all ranks' head_dproj; with
-// those of q, k and v come their FP8 tensor's. The padding of dproj becomes 0.
+// din = the gradient of in_proj's input, from dproj, whose columns of heads come from all ranks' head_dproj. Those of q,
+// k and v are written in FP8 here, and the padding of dproj becomes 0.
 static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
     if (!layer->heads) {
@@ -331,7 +332,6 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
     const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
     const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
     const HeadCopies qkv = copies_of_qkv(layer, stride);
-    sequence_begin(layer);
     store_gates<false>(layer, head_dproj, dproj, stride);
     order_gradients(layer);
     if (padding > 0)
@@ -341,8 +341,8 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
         const SequenceChunk chunk = layer_chunk(layer, i);
         const Linear part = linear_slice(in_proj, chunk.first, layer->B * chunk.tokens);
         bf16* part_dproj = chunk_rows(dproj, chunk, stride);
-        copy_to_tokens(layer, &qkv, dproj, head_dproj, chunk);
-        sequence_end(layer, i == 0);
+        copy_to_tokens(layer, &qkv, dproj, head_dproj, chunk, RANGE_BACKWARD);
+        sequence_end(layer, i == 0, RANGE_BACKWARD);
         fp8_convert<FP8_E5M2>(&part.fp8.dout, part_dproj, part.rows, 3 * d, stride, layer->stream);
         linear_backward_input(chunk_rows(din, chunk, d), part_dproj, &part, layer->matmul);
     }
@@ -363,7 +363,7 @@ static inline void sequence_download_losses(float* whole, const float* losses, R
                                             int64_t Tn, cudaStream_t stream) {
     const int64_t bytes = Tn * (int64_t)sizeof(float);
     const SequenceGroup g = h ? h->group : sequence_group(0, 1);
-    const PeersMessage message = {losses, 0, 1, B * bytes, B * bytes};
+    const PeersMessage message = {losses, 0, B * bytes};
     if (h) peers_send(&h->exchange->peers, &message, stream);
     for (int r = 0; r < g.size; r++)
         copy_rows(whole + r * Tn, bytes * g.size,
