@@ -109,11 +109,12 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
     attention_check(&shape);
 }
 
-// Called once after allocation: fills tensors that passes only read.
+// Called once after allocation: fills tensors that passes only read, and shares those that other ranks write.
 static void attention_init(const Layer* layer) {
-    if (layer->config->use_rope)
-        rope_angles(attention_acts(layer).angles, attention_shape_of(layer).T,
-                    config_head_size(layer->config), layer->config->rope_base, layer->stream);
+    const AttentionActs a = attention_acts(layer);
+    const int64_t T = attention_shape_of(layer).T, dh = config_head_size(layer->config);
+    if (layer->config->use_rope) rope_angles(a.angles, T, dh, layer->config->rope_base, layer->stream);
+    sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj});
 }
 
 // attention_paths with the activations of a pass.
@@ -518,7 +519,6 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
     pass_allocate(&model->pass, L, device_bytes);
     order_open(model->heads, &model->config, &model->table, recompute != FORWARD_ONLY);
-    sequence_share(model->heads, &model->pass.tables[PASS_MIXER], L);
     if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));

@@ -32,6 +32,7 @@ program; a message that never comes is ended by the watch (llmc/dist/watch.h).
 */
 #pragma once
 
+#include <initializer_list>
 #include "../../cuda/device.cuh"
 #include "exchange.cuh"
 #include "heads.cuh"
@@ -90,12 +91,16 @@ static inline RankHeads* sequence_open(World* world, const Config* c, const Para
     return h;
 }
 
-// Collective: the tensors of L layers' attention, allocated, are shared; h may be NULL.
-static inline void sequence_share(RankHeads* h, const Activations* tensors, int64_t L) {
-    for (int i = 0; h && h->exchange->world && i < tensors->count; i++)
-        if (tensors->rows[i].data)
-            peers_share(&h->exchange->peers, h->exchange->world, tensors->rows[i].data,
-                        activations_row_bytes(tensors, i, L));
+// Collective: the other ranks may write to these tensors of the mixer, allocated, of layer 0 and so of all; NULL: the
+// pass has no such tensor.
+static inline void sequence_share(const Layer* layer, std::initializer_list<const void*> tensors) {
+    const RankHeads* h = layer->heads;
+    if (!h || !h->exchange->world) return;
+    for (int i = 0; i < layer->mixer->count; i++)
+        for (const void* tensor : tensors)
+            if (tensor && tensor == layer->mixer->rows[i].data)
+                peers_share(&h->exchange->peers, h->exchange->world, layer->mixer->rows[i].data,
+                            activations_row_bytes(layer->mixer, i, layer->config->num_hidden_layers));
 }
 
 // Collective, of what sequence_open has returned.
