@@ -165,13 +165,6 @@ static inline Linear layer_in_proj(const Layer* layer) {
     return linear;
 }
 
-// Both copies of the layer's weights in FP8, before a pass reads new ones.
-static inline void layer_weights_to_fp8(const Layer* layer, const Fp8State* s) {
-    const bf16* w[FP8_LINEARS];
-    for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_weight(layer, s->shapes[i].kind);
-    fp8_weights(s, layer->l, w, layer->stream);
-}
-
 // What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of
 // the residual stream, which is the output's of the linear layer before it.
 static inline Fp8Tensor layer_norm_output(const Layer* layer, ParamKind kind) {

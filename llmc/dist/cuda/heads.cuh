@@ -4,9 +4,9 @@ Rows of a rank's heads, where ranks share sequences (llmc/model/sequence.h).
     x, whole rows     bf16 [B, Tn, x_stride], the Tn = T / N tokens of a rank with all heads: proj, o, gradients
     block of heads    bf16 [B, Tn, stride], the same tokens with the heads of one rank (HeadColumns)
 
-heads_split writes blocks from whole rows, heads_join whole rows from blocks: one pair of them for each rank, whose
-tensors may be on its GPU. A thread moves eight columns of a block: 16 bytes of q, k, v or o, or up to eight heads'
-logits of gates. Other columns of whole rows stay as they are.
+heads_split writes blocks from whole rows, heads_join whole rows from blocks. A call has a block and whole rows for each
+rank; what it writes may be on that rank's GPU. A thread moves eight columns of a block: 16 bytes of q, k, v or o, or up
+to eight heads' logits of gates. Other columns of whole rows stay as they are.
 
 Called by sequence.cuh and prompt.cuh.
 */
@@ -28,9 +28,9 @@ struct HeadRows {
     HeadColumns columns;
     int64_t x_stride;
     int Tn;     // tokens of a sequence
-    int first;  // column of a block
-    int chunks; // groups of eight columns of a block's row
-    int count;  // of all its rows
+    int first;  // column of a block's row: those before it stay as they are
+    int chunks; // groups of eight columns of a row
+    int count;  // groups of all rows
 };
 
 // Thread: a group of eight columns of a block; blockIdx.y is the rank.
@@ -63,6 +63,7 @@ __global__ static void __launch_bounds__(256)
     if (SPLIT) store16(at, values);
 }
 
+// Of blocks of B sequences of Tn tokens.
 static inline HeadRows head_rows(const HeadColumns* columns, int64_t x_stride, int64_t B, int64_t Tn) {
     const int first = columns->parts > 0 ? columns->part[0].local : columns->stride,
               chunks = (columns->stride - first) / HEAD_COLUMNS_ALIGN;

@@ -151,16 +151,9 @@ static inline HeadWeights head_weights_of(const Layer* layer) {
         .dh = (int)config_head_size(layer->config)};
 }
 
-static inline void head_weights_copy(const Layer* layer) {
-    const HeadWeights w = head_weights_of(layer);
-    CUDA_LAUNCH(head_weights_kernel, ceil_div(layer->heads->o.heads * w.dh, 256), 256, layer->stream,
-                *layer->heads, w);
-}
-
-static inline void head_gradients_add(const Layer* layer) {
-    const HeadWeights w = head_weights_of(layer);
-    CUDA_LAUNCH(head_gradients_kernel, ceil_div(layer->heads->o.heads * w.dh, 256), 256, layer->stream,
-                *layer->heads, w);
+// Either kernel's thread blocks.
+static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) {
+    return ceil_div(layer->heads->o.heads * w->dh, 256);
 }
 
 // ----------------------------------------------------------------------------
@@ -182,6 +175,7 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
     if (!layer->heads) return;
     Range range("exchange of sequences", pass, layer->stream);
     const HeadOrder order = head_order(layer);
+    const HeadWeights own = head_weights_of(layer);
     for (int i = 0; i < NUM_ORDERED; i++) {
         const OrderedTensor t = ordered_tensor(layer, i);
         const bf16* from = layer_param(layer, layer->weights, t.kind);
@@ -190,14 +184,18 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
             CUDA_LAUNCH(order_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
                         layer->heads->ordered[i], from, t, order);
     }
-    head_weights_copy(layer);
+    CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *layer->heads,
+                own);
 }
 
-// Before a pass reads new weights: their copies in FP8, unless s is NULL. Outside the model's layers there are none.
+// Before a pass reads new weights of the layer: both copies in FP8, unless s is NULL. Outside the model's layers there
+// are none.
 static inline void order_weights_in_fp8(const Layer* layer, const Fp8State* s) {
     if (!s || layer->l < 0 || layer->l >= s->layers) return;
+    const bf16* w[FP8_LINEARS];
+    for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_weight(layer, s->shapes[i].kind);
     order_weights(layer, RANGE_FORWARD);
-    layer_weights_to_fp8(layer, s);
+    fp8_weights(s, layer->l, w, layer->stream);
 }
 
 // Behind the kernels that compute it on a stream: adds a gradient in the order of ranks to the model's.
@@ -220,6 +218,8 @@ static inline void ordered_weight_gradient(const Layer* layer, Ordered which, co
 // Behind the backward pass's other kernels of attention.
 static inline void order_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
+    const HeadWeights own = head_weights_of(layer);
     order_add(layer, ORDERED_OUTPUT_NORM, layer->stream);
-    head_gradients_add(layer);
+    CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *layer->heads,
+                own);
 }

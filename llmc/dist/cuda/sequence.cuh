@@ -13,12 +13,12 @@ are split between them outside attention, heads within.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Nothing is packed: the heads of all ranks are in the order of ranks, as the weights are (order.cuh), and copy engines
-write a rank's columns into the tensors of the others, where they are read (peers_share). Only the logits of gates, a
-column a head, are stored there by a kernel. q, k, v, o and dproj go chunk by chunk (SequenceChunk) on two streams, so that
-the link is busy while the main stream computes: GEMMs of the other ranks' q, k and v beside copies of the chunk
-before, then those of the gates and its own heads; the output gate and o_proj beside o; in_proj's input gradient
-beside dproj. Beside dO runs the weight gradient of o_proj, which has a stream.
+Nothing is packed: the heads of all ranks are in the order of ranks, as the weights are (order.cuh), and copy
+engines write a rank's columns into the tensors of the others, where they are read (peers_share). Only the logits of
+gates, a column a head, are stored there by a kernel. q, k, v, o and dproj go chunk by chunk (SequenceChunk) on two
+streams, so that the link is busy while the main stream computes: GEMMs of the other ranks' q, k and v beside copies
+of the chunk before, then the GEMMs of the gates and of the rank's own q, k and v; the output gate and o_proj beside o;
+in_proj's input gradient beside dproj. Beside dO runs the weight gradient of o_proj, which has a stream.
 
     main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMMs of gates, own heads | wait | shift, QK norm, RoPE, ...
     out                  | copy 0 | copy 1 | copy 2 |                        to the other ranks
@@ -337,6 +337,7 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
     const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
     const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
     const HeadCopies qkv = copies_of_qkv(layer, stride);
+    // begins the exchange: it waits as sequence_begin does
     store_gates<false>(layer, head_dproj, dproj, stride);
     order_gradients(layer);
     if (padding > 0)
