@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests ./train_foxcu on two GPUs under mpirun: the same losses as on one GPU, --deterministic with the same bits,
+# Tests ./train_foxcu on two GPUs, and where there are four on these, under mpirun: the same losses as on one GPU, --deterministic with the same bits,
 # checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does; the same of ranks that
 # share sequences. PARTS="shared shared_evaluated ..." runs these parts alone. With one GPU ONE_GPU=1 takes
 # build/gpu/train_fox_one_gpu, whose ranks share it (dev/test/one_gpu), and where there is no mpirun torchrun's variables.
@@ -205,6 +205,31 @@ cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "
     fi
 }
 
+# Four GPUs: two groups, each of which shares its sequences, and one group of four
+shared_groups() {
+    if [ ! "${ONE_GPU:-}" ] && [ "$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)" -lt 4 ]; then
+        skip "groups that share sequences: fewer than four GPUs"
+        return
+    fi
+    local tiny="$tiny --set num_heads=4 --set hidden_size=256"
+    check "on one" train 1 groups.1
+    check "two groups of two" train 4 groups.2 --sequence-ranks 2
+    said "4 ranks in groups of 2, which share sequences: 128 tokens and 2 heads a rank; groups with 6 to 6 micro-batches"
+    near 2e-3 groups.1 groups.2
+    check "again" train 4 groups.2again --sequence-ranks 2
+    same_weights groups.2 groups.2again
+    check "a group of four" train 4 groups.4 --sequence-ranks 4
+    said "4 ranks in groups of 4, which share sequences: 64 tokens and 1 head a rank; groups with 12 to 12 micro-batches"
+    near 2e-3 groups.1 groups.4
+    check "again, --recompute block" train 4 groups.4block --sequence-ranks 4 --recompute block
+    same_weights groups.4 groups.4block
+    check "stop in twos" train 4 groups --sequence-ranks 2 --max-steps 5
+    check "go on in a group of four" resume 4 groups --sequence-ranks 4 --max-steps 10
+    check "with two" resume 2 groups --sequence-ranks 2 --max-steps 15
+    check "data parallel" resume 4 groups --sequence-ranks 1
+    near 2e-3 groups groups.1
+}
+
 # --eval with the sequences of shared() on two GPUs, and on one
 shared_evaluated() {
     for ranks in 1 2; do
@@ -346,7 +371,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases in_fp8 resumed failures shared shared_chunks shared_evaluated shared_requests shared_resumed
-    shared_failures asked_failures"
+parts="same_losses evaluated biases in_fp8 resumed failures shared shared_chunks shared_groups shared_evaluated
+    shared_requests shared_resumed shared_failures asked_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report
