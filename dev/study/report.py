@@ -294,6 +294,10 @@ class Report:
             rows.append((f"{task}: {measure}", at, *(cell_of(found.get(name, [])) for name in PAIR)))
         return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
 
+    def short_pairs(self):
+        """short_runs of the seeds that have all four."""
+        return [runs for seed in SHORT_SEEDS if (runs := self.short_runs(seed))]
+
     def short_runs(self, seed):
         """{(model, walls or not): result} of a seed; None: one of the four has not run."""
         runs = {(name, walls): self.all_results.get(f"short-{name}{walls}_{seed}") for name in PAIR for walls in WALLS}
@@ -301,7 +305,7 @@ class Report:
 
     def table_packed(self):
         """What walls gain, and how much more one model gains: paired t-tests over seeds."""
-        found = [runs for seed in SHORT_SEEDS if (runs := self.short_runs(seed))]
+        found = self.short_pairs()
         gain = lambda loss, runs, name: loss(runs[name, ""]) - loss(runs[name, "-walls"])
         lead = lambda loss, runs, walls: loss(runs[PAIR[0], walls]) - loss(runs[PAIR[1], walls])
         a_token, a_document = lambda r: r["intact"]["loss_mean"], lambda r: statistics.fmean(r["intact"]["documents"])
@@ -320,7 +324,22 @@ class Report:
                 if p.p is not None:
                     row[3:] = f"{p.mean - p.half_width:+.4f} to {p.mean + p.half_width:+.4f}", f"{p.p:.2g}"
             rows.append(row)
-        return table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
+        sentences = []
+        if len(found) >= MIN_PAIRS:
+            compared = (lambda r: lead(a_token, r, "-walls"), lambda r: lead(a_token, r, ""), lambda r: both(a_token, r))
+            sentences = [self.packed_sentences(*([value(runs) for runs in found] for value in compared)), ""]
+        return sentences + table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
+
+    @staticmethod
+    def packed_sentences(with_walls, without, gains):
+        """What the table says, from fox-pro minus transformer-pro by seed with walls, without, and in what walls gain."""
+        side = lambda values, less, more: f"{abs(mean := statistics.fmean(values)):.4f} nats {less if mean < 0 else more}"
+        seeds = lambda values: f"in {sum(v < 0 for v in values)} of {len(values)} seeds"
+        p = paired(gains).p
+        return (f"With walls the loss of fox-pro is {side(with_walls, 'lower', 'higher')} than that of transformer-pro "
+                f"(lower {seeds(with_walls)}), without walls {side(without, 'lower', 'higher')} ({seeds(without)}): "
+                f"exploratory. Walls gain fox-pro {side(gains, 'less', 'more')} than transformer-pro, p = {p:.2g}: "
+                f"{'claimed' if p < 0.05 else 'not claimed'}.")
 
     def table_packed_documents(self):
         documents = self.short["held"]["documents"]
@@ -339,7 +358,7 @@ class Report:
         return table(("seed", *(f"gain of {name} (95% by package)" for name in PAIR), "the first minus the second"), *rows)
 
     def table_packed_octaves(self):
-        found = [runs for seed in SHORT_SEEDS if (runs := self.short_runs(seed))]
+        found = self.short_pairs()
         rows = [] if found else [(NONE, *[""] * 5)]
         ends = found[0][PAIR[0], ""]["intact"]["octaves"] if found else ()
         for k, (begin, end) in enumerate(zip([0, *ends], ends)):
@@ -351,8 +370,10 @@ class Report:
             rows.append((f"{begin + 1:,} to {end:,}" if end > begin + 1 else end, f"{targets:,}",
                          f"{statistics.fmean(o[PAIR[1], ''] for o in of):.3f}",
                          *(error_of(values) for values in (*gains, [a - b for a, b in zip(*gains)]))))
-        return table(("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
-                      "the first minus the second"), *rows)
+        picture = ["![gain by walls, and the lead of fox-pro, by token of the document](pictures/study_packed.svg)", ""]
+        return (picture if found else []) + table(
+            ("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
+             "the first minus the second"), *rows)
 
     def table_packed_runs(self):
         rows = []
@@ -421,6 +442,7 @@ def draw(report, folder):
     paper_code.draw(paper_code.load(), plots, folder)
     if from_scratch.best_runs("mqar", report.all_lines, report.all_results):
         from_scratch.draw_mqar(report.all_lines, report.all_results, plots, f"{folder}/study_mqar.svg")
+    draw_packed(report, plots, f"{folder}/study_packed.svg")
     groups = report.drawn()
     if not groups:
         return
@@ -464,6 +486,34 @@ def draw(report, folder):
         lives.set(ylabel="half-life, tokens")
         plots.log_scale(lives, "y")
         plots.save(figure, f"{folder}/study_half_lives.svg")
+
+
+def draw_packed(report, plots, path):
+    """By position in a document: what walls gain either model, and the lead of one over the other with and without."""
+    found = report.short_pairs()
+    if not found:
+        return
+    figure, [[gains, leads]] = plots.panels(2)
+    a_run = found[0][PAIR[0], ""]["intact"]
+    ends = [end for end, targets in zip(a_run["octaves"], a_run["octave_targets"]) if targets]
+
+    def curve(axes, k, label, one, other):
+        """Loss of the run `one` minus that of `other`: the mean of seeds, and a band from the lowest to the highest."""
+        curves = [[a - b for a, b in zip(*(runs[key]["intact"]["by_octave"][:len(ends)] for key in (one, other)))]
+                  for runs in found]
+        mean = [statistics.fmean(values) for values in zip(*curves)]
+        plots.curve(axes, ends, mean, k, label, plots.band_of(curves))
+
+    for k, name in enumerate(PAIR):
+        curve(gains, k, name, (name, ""), (name, "-walls"))
+    for k, (walls, word) in enumerate(WALLS.items(), len(PAIR)):
+        curve(leads, k, f"{word} walls", *((name, walls) for name in PAIR))
+    gains.set(ylabel="gain by walls, nats")
+    leads.set(ylabel=f"{PAIR[0]} minus {PAIR[1]}, nats")
+    for axes in (gains, leads):
+        axes.set(xlabel="token of the document")
+        plots.log_scale(axes, "x", 2)
+    plots.save(figure, path)
 
 
 # ----------------------------------------------------------------------------
