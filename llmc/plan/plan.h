@@ -188,9 +188,10 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     const int ranks = run_ranks(run);
     const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
     const bool shares = run->group.size > 1;
+    const double* of_shared = rate_shared[run->group.size > 2];
     double tokens[NUM_RATES], hours[NUM_RATES];
     for (int kind = 0; kind < NUM_RATES; kind++) {
-        const double of_linear = ranks == 1 ? 1 : shares ? rate_shared[kind] : RATE_OF_LINEAR;
+        const double of_linear = ranks == 1 ? 1 : shares ? of_shared[kind] : RATE_OF_LINEAR;
         tokens[kind] = rate.tokens[kind] * of_linear * run->group.size / busiest;
         hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
     }
@@ -202,11 +203,10 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     if (ranks > 1 && !shares)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
     if (shares) {
-        printf("  %.0f%% of linear", 100 * rate_shared[RATE_UNPRUNED]);
+        printf("  %.0f%% of linear", 100 * of_shared[RATE_UNPRUNED]);
         if (rate.tokens[RATE_SPREAD] > 0)
-            printf(", pruned as below %.0f%% and %.0f%%", 100 * rate_shared[RATE_SPREAD],
-                   100 * rate_shared[RATE_INITIAL]);
-        printf(", as measured with two GPUs\n");
+            printf(", pruned as below %.0f%% and %.0f%%", 100 * of_shared[RATE_SPREAD], 100 * of_shared[RATE_INITIAL]);
+        printf(", as measured with two GPUs%s\n", run->group.size > 2 ? ", the last with four" : "");
     }
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
