@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tests ./train_foxcu on two GPUs, and where there are four on these, under mpirun: the same losses as on one GPU, --deterministic with the same bits,
-# checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does; the same of ranks that
-# share sequences. PARTS="shared shared_evaluated ..." runs these parts alone. With one GPU ONE_GPU=1 takes
-# build/gpu/train_fox_one_gpu, whose ranks share it (dev/test/one_gpu), and where there is no mpirun torchrun's variables.
+# Tests ./train_foxcu under mpirun on two GPUs, and on four where there are as many: the same losses as on one GPU,
+# --deterministic with the same bits, checkpoints that any number of ranks resumes, and a run that ends when one of its
+# ranks does; the same of ranks that share sequences. PARTS="shared shared_evaluated ..." runs these parts alone. With
+# one GPU ONE_GPU=1 takes build/gpu/train_fox_one_gpu, whose ranks share it (dev/test/one_gpu), and where there is no
+# mpirun torchrun's variables.
 scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
