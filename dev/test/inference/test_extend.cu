@@ -321,6 +321,28 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
     check_values("o without forgotten pages", doubles(got), doubles(want), 1e-3); // of 2e-3 where all round
 }
 
+// A fork has the counts of its parent, also before its first pass, which brings its page table to the device.
+static void test_forgotten_by_fork(const Model& m, int64_t length) {
+    snprintf(test_case, sizeof test_case, "%s; forgotten by a fork of %lld", m.name(), (long long)length);
+    Sequences in(m, {length});
+    Cache cache(m, 2, length, length, true, seed);
+    cache.pass({0}, {length}, Buffer<bf16>(in.part(0, 0, length)), false);
+    vector<int32_t> before((size_t)(2 * m.NH)), after(before.size());
+    device_cache_forgotten(&cache.c, before.data(), 0);
+    // What the slot held before, in its page table on the device: a page that would be forgotten
+    vector<int32_t> held((size_t)(cache.heads * cache.width), cache.entry(0, 0, 0));
+    CUDA_CHECK(cudaMemcpy(cache.c.pages.table + held.size(), held.data(), held.size() * sizeof held[0],
+                          cudaMemcpyHostToDevice));
+    device_cache_fork(&cache.c, 0, 1, 0);
+    device_cache_forgotten(&cache.c, after.data(), 0);
+    CHECK(before[0] > 0 && before[0] < length / PAGE_TOKENS, "%s: %d pages of head 0", test_case, before[0]);
+    for (int64_t h = 0; h < m.NH; h++)
+        for (int64_t slot = 0; slot < 2; slot++)
+            CHECK(after[(size_t)(slot * m.NH + h)] == before[(size_t)h],
+                  "%s: slot %lld: %d pages of head %lld, not %d", test_case, (long long)slot,
+                  after[(size_t)(slot * m.NH + h)], (long long)h, before[(size_t)h]);
+}
+
 // Pages that all of the t rows of slot 0 skip by the bound of pages.cuh, whatever the rounding.
 static int surely_skipped(Cache& cache, const Pools& pools, int64_t t, int64_t h) {
     const Model& m = cache.m;
@@ -444,6 +466,8 @@ int main(int argc, char** argv) {
         test_fork(models[1], 128, 2);
         test_forgotten({2, dh, GATE, true, false, -1}, 700, 3);
         test_forgotten({2, dh, GATE, false, false, -1}, 700, 3);
+        for (bool pro : {false, true}) test_forgotten_by_fork({2, dh, GATE, pro, false, 2}, 700);
+        test_forgotten_by_fork({2, dh, GATE, true, false, 8, 65}, 700);
         test_skipped({2, dh, GATE, false, false, -1}, 700, 3);
         test_skipped({2, dh, GATE_BIAS_ONLY, false, true, -2}, 641, 20);
         test_forgotten({2, dh, NO_GATE, false, false, 0, 100}, 700, 3);

@@ -330,7 +330,7 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // ----------------------------------------------------------------------------
 // forgotten pages
 
-// Updates the number of forgotten pages of a slot's head, which holds `length` tokens.
+// Updates the number of forgotten pages of a slot's head, which holds `length` tokens; -1: it stays.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) {
@@ -339,7 +339,7 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     }
     if (p.drops_window && length > 0)
         p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
-    if (!p.drops || length == 0) return;
+    if (!p.drops || length <= 0) return;
     const int32_t* table = p.table + at * p.table_width;
     double limit;
     if (p.limits)
@@ -373,7 +373,7 @@ __global__ static void __launch_bounds__(256)
     if (i < p.slots * heads) pages_advance_head(p, i / heads, i % heads, lengths[i / heads]);
 }
 
-// Updates p->forgotten of all slots. lengths [slots], on the device: tokens that a slot holds.
+// Updates p->forgotten of all slots. lengths [slots], on the device: tokens that a slot holds; -1: its counts stay.
 static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStream_t stream) {
     CUDA_LAUNCH(pages_advance_kernel, ceil_div<int64_t>(p->slots * pages_heads(*p), 256), 256, stream, *p,
                 lengths);
