@@ -456,9 +456,9 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
 static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
-    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (c->hidden_size > RMSNORM_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
+            RMSNORM_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (!cudnn) mixers[c->mixer]->check(c, B, T);
     if (cudnn) attention_check_cudnn(c);
 }
@@ -1156,7 +1156,7 @@ static void bench_print(Model* model, const Run* run, const LogStep* last) {
 }
 
 static const Trainer trainer = {
-    .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
+    .summary = "Trains the Forgetting Transformer, and Transformer and recurrent baselines, on a GPU.",
     .built_with = DEVICE_BUILT_WITH,
     .suggested_tokens = RUN_GPU_TOKENS,
     .pass_tokens = EXTEND_ROWS,

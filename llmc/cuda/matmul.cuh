@@ -71,7 +71,8 @@ typedef struct {
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
 
-enum { MATMUL_MAX_PLANS = 128, MATMUL_CANDIDATES = 24 };
+// Shapes: up to 154 where requests of a model of width 8,192 have come in all their sizes.
+enum { MATMUL_MAX_PLANS = 256, MATMUL_CANDIDATES = 24 };
 static const size_t MATMUL_WORKSPACE = (size_t)32 << 20; // bytes; cuBLAS's recommendation for Hopper
 
 // The GEMMs of one stream. They run one after another, and so share a workspace.

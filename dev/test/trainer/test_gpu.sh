@@ -266,6 +266,9 @@ refused() {
     dies "head sizes 64 and 128, not 32" gpu $tiny --set num_heads=4 $batches $data
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
+    dies "hidden_size, at most 8192," gpu $tiny --set hidden_size=8256 --set num_heads=129 $batches $data
+    dies "at most 65535 heads of all sequences" gpu --model hgrn2-nano --seq-len 16 --batch-tokens 1Mi --micro-batch 65536 \
+        $data
     dies "--recompute most: not one of none|fused|qkv|block" train refused --recompute most
     dies "--attention most: not one of fox|cudnn" train refused --attention most
     dies "cuDNN has no forget gate" train refused --attention cudnn

@@ -82,11 +82,16 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const C
 #undef HGRN2_STATES
 
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
-    (void)B, (void)T;
+    (void)T;
     if (config_head_size(c) != CHANNEL_HEAD)
         die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld",
             CHANNEL_HEAD, (long long)config_head_size(c),
             (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
+    if (B * c->num_heads > UINT16_MAX) // gridDim.y
+        die("HGRN2's kernels on the GPU take at most %d heads of all sequences of a micro-batch, not %lld: "
+            "lower "
+            "--micro-batch",
+            UINT16_MAX, (long long)(B * c->num_heads));
 }
 
 static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
