@@ -136,10 +136,14 @@ class Report:
 
     def table_state(self):
         done, hours = len(self.all_results), sum(r["validations"][-1]["hours"] for r in self.all_results.values())
-        gpus = collections.Counter(r["device"].split(",")[0] for r in self.all_results.values())
+        gpus = collections.Counter(map(gpu_of, self.all_results.values()))
+        lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
+        diverged = [f"{name} ({r['diverged']})" for name, r in self.rates.items() if "diverged" in r]
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
-                "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."]
+                "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."
+                + (f" Diverged: {', '.join(diverged)}." if diverged else "")
+                + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
 
     def table_paper_code(self):
         return paper_code.text(paper_code.load())
@@ -181,10 +185,16 @@ class Report:
                 tested.append((len(rows) - 1, found.p))
                 low, high = found.mean - found.half_width, found.mean + found.half_width
                 rows[-1][3:5] = f"{form.format(low)} to {form.format(high)}", f"{found.p:.2g}"
-        if len(tested) == len(PRIMARY):
-            for (i, _), p in zip(tested, holm([p for _, p in tested])):
-                rows[i][5] = f"{p:.2g}"
-                rows[i][6] = "no claim" if p >= 0.05 else "fox-pro" if rows[i][2][0] == "-" else "transformer-pro"
+        left = [name for name in (f"{name}_{s}" for name in PAIR for s in SEEDS) if name not in self.rates]
+        if left:  # five pairs were promised: nothing is claimed on the way
+            for i, _ in tested:
+                rows[i][5:] = "", f"after {len(left)} more run{'s' * (len(left) > 1)}"
+            tested = []
+        # a comparison that too few pairs of one kind of GPU have counts among the three
+        adjusted = holm([p for _, p in tested] + [1] * (len(PRIMARY) - len(tested)))
+        for (i, _), p in zip(tested, adjusted):
+            rows[i][5] = f"{p:.2g}"
+            rows[i][6] = "no claim" if p >= 0.05 else "fox-pro" if rows[i][2][0] == "-" else "transformer-pro"
         return table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows)
 
     def row_of(self, name, r):
@@ -219,7 +229,8 @@ class Report:
         for seed in SEEDS:
             pair = self.pairs.get(seed)
             if not pair or any("documents" not in r["eval"] for r in pair):
-                rows.append((seed, NONE, ""))
+                failed = [n for n in PAIR if "diverged" in self.rates.get(f"{n}_{seed}", {})]
+                rows.append((seed, f"{' and '.join(failed)} diverged" if failed else NONE, ""))
                 continue
             tables = [r["eval"]["documents"] for r in pair]
             cells = []
@@ -251,17 +262,19 @@ class Report:
         rows = []
         for name in ("fox-pro", "fox-pro-long", "fox-llama"):
             runs = [r for r in self.seeds(name) if r.get("unpruned")]
-            cells = [NONE, "", "", "", ""]
+            cells = [NONE, "", "", "", "", ""]
             if runs:
                 costs = [r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"] for r in runs]
                 speed = statistics.fmean(r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"]
                                          for r in runs)
+                pruned = statistics.fmean(share for r in runs for share in r["eval"]["pruned"])
                 cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}", f"{speed:.2f}",
+                         f"{100 * pruned:.1f}%",
                          *(mean_share(r["maps"].get(rule) for r in runs if r.get("maps"))
                            for rule in ("pruned_share", "pruned_share_acp"))]
             rows.append((name, len(runs), *cells))
         return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without",
-                      "blocks pruned", "by ACP's rule"), *rows)
+                      "blocks pruned, T = 65,536", "of one document, T = 16,384", "by ACP's rule"), *rows)
 
     def table_variants(self):
         """Runs that differ from one of the pair's in one thing, beside that of the same seed."""
@@ -273,7 +286,8 @@ class Report:
             runs, cells = [both for both in runs if all(both)], [NONE, "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
-                cells.append(f"{statistics.fmean(hours(b) / hours(a) for a, b in runs):.2f}")
+                speeds = [hours(b) / hours(a) for a, b in runs if gpu_of(a) == gpu_of(b)]
+                cells.append(f"{statistics.fmean(speeds):.2f}" if speeds else "other GPUs")
             rows.append((f"{name} minus {base}", len(runs), *cells))
         return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times"), *rows)
 
@@ -405,7 +419,11 @@ def cell_of(values):
     if not values:
         return NONE
     error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
-    return f"{statistics.fmean(values):.3f}{error}"
+    return f"{statistics.fmean(values):.3f}{error} ({len(values)})"
+
+
+def gpu_of(result):
+    return result["device"].split(",")[0]
 
 
 def error_of(values):
@@ -455,17 +473,21 @@ def draw(report, folder):
 
     figure, [[tokens, hours]] = plots.panels(2)
     figure2, [[position, mean]] = plots.panels(2)
+    [(gpu, _)] = collections.Counter(gpu_of(r) for runs in groups.values() for r in runs).most_common(1)
     for k, (name, runs) in enumerate(groups.items()):
         count = len(runs[0]["curve"])
         runs = [r for r in runs if len(r["curve"]) == count]
         label = f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}"
         # 16 steps are 1 Mi tokens
         lines(tokens, [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
-        lines(hours, [[(60 * runs[0]["curve"][i][2], row[1]) for i, row in enumerate(r["curve"])] for r in runs], k)
+        timed = [r for r in runs if gpu_of(r) == gpu]
+        if timed:
+            x = [statistics.fmean(60 * r["curve"][i][2] for r in timed) for i in range(count)]
+            lines(hours, [[(at, row[1]) for at, row in zip(x, r["curve"])] for r in timed], k)
         lines(position, [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs], k, label)
         lines(mean, [[(int(at), p) for at, p in r["eval"]["perplexity"].items()] for r in runs], k)
     tokens.set(xlabel="tokens, Mi", ylabel="training loss, nats", ylim=(None, 4))
-    hours.set(xlabel="GPU-minutes of training steps", ylim=(None, 4))
+    hours.set(xlabel=f"minutes of training steps on {gpu}", ylim=(None, 4))
     position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
     mean.set(xlabel="length l", ylabel="perplexity P(l)")
     for axes in (position, mean):
@@ -480,7 +502,7 @@ def draw(report, folder):
         for k, (step, layers) in enumerate(fox[0]["half_lives"].items()):
             if k in (0, len(fox[0]["half_lives"]) - 1):
                 points = [(i + (k > 0) * 0.3 - 0.15, life) for i, layer in enumerate(layers) for life in layer if life]
-                color = plots.look(k % 7)["color"]
+                color = plots.look(k > 0)["color"]
                 lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=f"step {step}")
         plots.layer_ticks(lives, len(layers))
         lives.set(ylabel="half-life, tokens")

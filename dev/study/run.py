@@ -72,6 +72,12 @@ def gpus_of(options):
     return [gpu for gpu in given.replace(" ", ",").split(",") if gpu]
 
 
+def checkpoints(folder, every):
+    """[(step, checkpoint)] of a run, `every` steps, without those that a stop has left between them."""
+    found = [(int(path.name.removeprefix("step_")), path) for path in sorted(folder.glob("step_*"))]
+    return [(step, path) for step, path in found if step % every == 0]
+
+
 class Stopped(Exception):
     """The time is over."""
 
@@ -80,7 +86,8 @@ class Study:
     def __init__(self, options):
         self.options, self.lines = options, plan.read_lines(options.runs)
         self.end = time.monotonic() + 60 * options.minutes
-        self.lock, self.taken, self.failed = threading.Condition(), set(), []
+        self.lock, self.taken = threading.Condition(), set()
+        self.failed, self.incomplete = [], []  # names of runs; incomplete: a measure failed
         self.data, self.tests = (plan.read_sets(options.runs, kind) for kind in ("data", "test"))
         self.drawing = threading.Lock()
         matches = [[line for line in self.lines if fnmatch.fnmatchcase(line.name, name)]
@@ -134,7 +141,8 @@ class Study:
             job = Job(self, line, words, gpu)
             try:
                 job.run()
-                print(f"done: {line.name}", flush=True)
+                print(f"done: {line.name}" + ", without ".join(["", *job.missing]), flush=True)
+                self.incomplete += job.missing and [line.name]
             except Stopped:
                 print(f"stopped, to go on in {job.folder}: {line.name}", flush=True)
                 return
@@ -277,17 +285,18 @@ class Job:
         if not plan.all_of(self.line):
             return
         if self.line.name.startswith("fox"):
-            for checkpoint in sorted(self.run_folder.glob("step_*")):
+            for _, checkpoint in checkpoints(self.run_folder, self.options.moments):
                 self.optional(f"maps_{checkpoint.name}.safetensors", trainer, "--init", checkpoint, "--maps", "OUT",
                           "--val-data", data)
             self.optional("acp.safetensors", trainer, "--init", self.run_folder, "--set", "pruning_rule=acp", "--maps",
                           "OUT", "--val-data", data)
             self.optional("unpruned.json", trainer, "--init", self.run_folder, "--set", "log_pruning_tolerance=null",
                       "--eval", "OUT", "--val-data", data)
-        script = ROOT / "scripts/eval/tasks/zero_shot.py"
+        script, seed = ROOT / "scripts/eval/tasks/zero_shot.py", plan.option(self.line, "--seed")
         for task, more in TASKS.items():
             self.optional(f"tasks/{task}.json", sys.executable, script, task, "--init", self.run_folder, "--trainer",
-                          trainer, "--data", data, "--out", "OUT", *self.options.task_options.split(), *more)
+                          trainer, "--data", data, "--out", "OUT", "--seed", seed,
+                          *self.options.task_options.split(), *more)
         if self.line.measures == "needle":
             try:
                 self.tune()
@@ -302,12 +311,13 @@ class Job:
                           *options["needle_data"])
         self.step("needle", trainer, "--init", self.run_folder, *options["needle_train"], "--data",
                   f"{data}_train_*.bin", "--out", "OUT", "--keep", 0, "--resume")
-        tuned = sorted((self.folder / "needle").glob("step_*"))
-        tuned = [folder for i, folder in enumerate(tuned, 1) if i & (i - 1) == 0]
-        for folder in (self.run_folder, *tuned):
-            step = 0 if folder == self.run_folder else int(folder.name.removeprefix("step_"))
+        every = int(options["needle_train"][options["needle_train"].index("--save-every") + 1])
+        doubled = [(step, folder) for step, folder in checkpoints(self.folder / "needle", every)
+                   if step // every & step // every - 1 == 0]
+        for step, folder in [(0, self.run_folder), *doubled]:
             self.step(f"tasks/needle_{step:03}.json", sys.executable, script, "score", "--init", folder, "--trainer",
-                      trainer, "--data", f"{self.options.corpus}_val_*.bin", "--out", "OUT", *options["needle_score"])
+                      trainer, "--data", f"{self.options.corpus}_val_*.bin", "--out", "OUT", "--seed",
+                      plan.option(self.line, "--seed"), *options["needle_score"])
 
 
 def main():
@@ -323,13 +333,17 @@ def main():
             raise Error("--corpus PREFIX is missing: of the shards that dev/study/corpus/corpus.sh writes")
         if not Path(f"{options.corpus}.json").exists():
             raise Error(f"{options.corpus}.json: not there: dev/study/corpus/corpus.sh makes the corpus")
+    draws = any(line.measures == "needle" or plan.task_of(line) for line in study.chosen)
+    if draws and not (ROOT / "data/ids_to_shards").exists():
+        raise Error("data/ids_to_shards: not built: make data/ids_to_shards")
     workers = [threading.Thread(target=study.work, args=(gpu,)) for gpu in gpus_of(options)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    if study.failed:
-        raise Error(f"{len(study.failed)} runs failed: {' '.join(study.failed)}")
+    if study.failed or study.incomplete:
+        raise Error("; ".join(f"{len(names)} runs {what}: {' '.join(names)}" for names, what in (
+            (study.failed, "failed"), (study.incomplete, "lack a measure")) if names))
 
 
 if __name__ == "__main__":

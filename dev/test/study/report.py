@@ -100,6 +100,34 @@ assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first
 run_row = next(row for row in rows(page, "runs") if row[0] == "fox-pro_11")
 assert run_row[3:6] == ["1.9000", "1.9000", "2.8000"] and run_row[7:11] == ["60.0", "60%", "3,264", "3,904"], run_row
 
+# nothing is claimed before all five pairs; what ran on another kind of GPU enters no comparison of hours
+elsewhere = lambda r: {**r, "device": "two, of another kind"}
+pair = [json.loads((RESULTS / f"{name}_15.json").read_text()) for name in ("fox-pro", "transformer-pro")]
+(RESULTS / "transformer-pro_15.json").unlink()
+assert run().returncode == 0
+assert all(row[5:] == ["", "after 1 more run"] for row in rows(PAGE.read_text(), "primary")[2:])
+write({"name": "transformer-pro_15", "options": [], "diverged": "step 9: the loss is nan"})
+assert run().returncode == 0
+found = PAGE.read_text()
+assert [row[1] for row in rows(found, "primary")[2:]] == ["4"] * 3 and rows(found, "primary")[2][6] == "fox-pro"
+assert rows(found, "documents")[6][1] == "transformer-pro diverged"
+assert " Diverged: transformer-pro_15 (step 9: the loss is nan)." in found
+write(pair[1])
+for seed in (13, 14, 15):
+    write(elsewhere(json.loads((RESULTS / f"fox-pro_{seed}.json").read_text())))
+fp8 = json.loads((RESULTS / "fox-pro-fp8_11.json").read_text())
+write({**elsewhere(fp8), "missing": ["needle"]})
+assert run().returncode == 0
+found = PAGE.read_text()
+other = rows(found, "primary")[2:]
+assert other[0][4:] == ["0.00015", "0.00044", "fox-pro"], other  # of three comparisons, though the third has two pairs
+assert other[2][1] == "2" and other[2][5:] == ["", ""], other
+assert {row[0]: row[5] for row in rows(found, "variants")[2:]}["fox-pro-fp8 minus fox-pro"] == "1.25"  # of seed 12
+assert " Measures that failed: fox-pro-fp8_11 (needle)." in found
+for seed in (13, 14, 15):
+    write({**json.loads((RESULTS / f"fox-pro_{seed}.json").read_text()), "device": "one"})
+write(fp8)
+
 # the same results give the same bytes; another corpus, and a run that is not in the list, are errors
 assert run().returncode == 0 and PAGE.read_text() == page
 write({**result("fox-pro_12", 12, 1.9, 2.8, 1), "corpus": "another"})

@@ -95,6 +95,16 @@ equals "data" "$(ls $scratch/checkpoints)"
 check "done" study --minutes 5 --later 20
 equals "" "$(cat $scratch/stdout)"
 
+# moments are those of the options, wherever the run was stopped
+mkdir -p $scratch/moments/step_000000{31,32,58,64}
+check "moments" $python - $scratch/moments <<'END'
+import sys
+from pathlib import Path
+sys.path[:0] = ["dev/study", "scripts"]
+import run
+assert [step for step, _ in run.checkpoints(Path(sys.argv[1]), 32)] == [32, 64]
+END
+
 # what a run leaves
 check "results" $python - $scratch <<'END'
 import json, sys
