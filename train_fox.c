@@ -1156,7 +1156,7 @@ static double elapsed(Model* model, int from, int to) {
 }
 
 static const Trainer trainer = {
-    .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
+    .summary = "Trains the Forgetting Transformer, and Transformer and recurrent baselines, on the CPU.",
     .built_with = CPU_BUILT_WITH,
     .suggested_tokens = 4096, // enough for large matrix products, and little memory
     .pass_tokens = 512,

@@ -272,7 +272,9 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
     for (int i = 0; i < NUM_CONFIG_KEYS; i++)
         if (config_has_key(c, &config_keys[i]) && strcmp(config_keys[i].name, name) == 0)
             key = &config_keys[i];
-    if (!key) return fail(err, "%s: no config key is called '%s'; --dry-run prints them all", where, name);
+    if (!key)
+        return fail(err, "%s: no config key is called '%s'; --dry-run prints those in config.json", where,
+                    name);
     void* field = (char*)c + key->offset;
     bool null = strcmp(text, "null") == 0 && key->nullable;
     double number = key->null_value;

@@ -74,7 +74,7 @@ ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share " \
     "of it]") \
 ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
-    "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens " \
+    "learning rate after the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens " \
     "[cosine]") \
 ROW(REAL, lr_end, "lr-end", "F", OPTION_UNSET, 0, 1, \
     "learning rate at the end, as a share of the peak; not of constant [the recipe's]") \
@@ -126,8 +126,8 @@ ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens wi
 ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
     "sample from tokens at least X times as likely as the most likely one") \
 ROW(FLAG, forget_by_seen, "forget-by-seen", "", 0, 0, 0, \
-    "without QK norm too, drop what the gates forget from the cache, as if no score became larger than " \
-    "those seen") \
+    "without QK norm too, drop what the gates forget from the cache; future scores are bounded by the " \
+    "largest seen so far") \
 GROUP("Evaluation") \
 ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; " \
@@ -139,7 +139,7 @@ ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
 ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
     "write what each head of the model of --init forgets and attends to, on --prompt or --val-data, for " \
     "scripts/eval/maps.py, and exit") \
-GROUP("GPU (ignored by the CPU trainer)") \
+GROUP("GPU (ignored by the CPU trainer, but in --dry-run --gpu)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none; outputs of norms, gates and " \
     "SwiGLU; q, k and v too; the whole block [the first that fits]") \
