@@ -14,6 +14,7 @@
 # adjacent in the shard: train with --shuffle. The text depends on the version of the package.
 set -eu
 export LC_ALL=C
+unset CDPATH # cd would print a folder
 
 fail() {
     echo "error: $1" >&2

@@ -15,6 +15,13 @@ NVCC=${NVCC:-$([ -n "${CUDA_HOME:-}" ] && echo "$CUDA_HOME/bin/nvcc" || command 
 cuda=${NVCC%/*}/..
 oldest_cuda=12.5 oldest_nccl=2.27
 code=0
+case $mode:$wanted in
+all: | need:build | need:test | need:gpu | packages:build | packages:test) ;;
+*)
+    echo "error: usage: scripts/check.sh [need build|test|gpu | packages build|test]" >&2
+    exit 1
+    ;;
+esac
 
 has() { command -v "$1" >/dev/null 2>&1; }
 compiles() { printf '%s\n' "$1" | $CC -xc - -o /dev/null $2 2>/dev/null; } # CODE FLAGS

@@ -89,7 +89,7 @@ add_run() {
 
 folder() { echo "${names[$1]}_lr-$2_seed-$3"; } # of POINT LR SEED [search]
 
-state=$(mktemp -d)
+state=$(mktemp -d) || die "no folder for temporary files: TMPDIR=${TMPDIR:-/tmp}"
 trap 'rm -rf "$state"' EXIT
 
 # list_data OPTIONS...: name, size and time of the files of --data and --val-data
@@ -167,9 +167,10 @@ train() {
 # take I WAIT GPU OPTIONS...: run I, with a lock against other sweeps, which is waited for where WAIT is 1, and which
 # lasts as long as the trainer if the sweep is killed. False: another sweep has the run
 take() {
-    local i=$1 wait=$2 gpu=$3 code=1 diverged='' out reason
+    local i=$1 wait=$2 gpu=$3 code=1 diverged='' out reason before
     shift 3
     out=$(folder ${runs[i]})
+    before=$(wc -c 2>/dev/null <"$out/output.txt" || echo 0) # of earlier attempts
     if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
         if ! flock -n 9; then
             [ "$wait" = 1 ] || return 1
@@ -181,7 +182,7 @@ take() {
     fi
     [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
     if [ $code != 0 ]; then
-        reason=$(grep '^error: ' "$out/output.txt" | tail -n 1)
+        reason=$(tail -c +$((before + 1)) "$out/output.txt" | grep '^error: ' | tail -n 1)
         echo "FAILED with exit code $code: $out/output.txt${reason:+: $reason}"
         touch "$state/failed"
         return 0

@@ -19,9 +19,10 @@
 # has no tokenizer.json), PYTHON. The defaults are for a GPU.
 #
 # DIR may be a run: its newest checkpoint is measured. What is there already is not measured again, so the same command
-# goes on after an interruption. A part that fails does not keep the others from running; they are named at the end, and
-# the exit code is 1.
+# goes on after an interruption; with another checkpoint, DATA, LONG or TOKENS than those of made.txt it is an error. A
+# part that fails does not keep the others from running; they are named at the end, and the exit code is 1.
 set -u
+unset CDPATH # cd would print a folder
 die() {
     echo "error: $1" >&2
     exit 1
@@ -48,6 +49,10 @@ TRAINER=${TRAINER:-$trainer}
 LENGTHS=${LENGTHS:-$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)}
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
 mkdir -p "$2" || die "$2: cannot be made"
+made="$init, DATA=$DATA LONG=$LONG TOKENS=$TOKENS"
+[ ! -f "$2/made.txt" ] || [ "$(<"$2/made.txt")" = "$made" ] ||
+    die "$2: was made of $(<"$2/made.txt"), not of $made: give another OUT"
+echo "$made" >"$2/made.txt" || exit 1
 model=(--init "$init" ${VOCAB:+--vocab "$VOCAB"})
 [ "$escape" = 0 ] || model+=(--json-escape)
 failed=

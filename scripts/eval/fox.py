@@ -73,8 +73,8 @@ def recorded_option(folder, name, default=None):
 
 def is_bytes(path):
     """Is a tokenizer.json that of the byte tokenizer?"""
-    model = read_json(path).get("model", {})
-    vocab = model.get("vocab")
+    model = read_json(path).get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
     return (isinstance(vocab, dict) and len(vocab) == BYTE_VOCAB and not model.get("merges")
             and all(vocab.get(chr(i)) == i for i in range(33, 127)))
 

@@ -23,7 +23,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 # What Llama computes. A key that config.json leaves out has this value.
 LLAMA = dict(model_type="transformer-project_fox", use_rope=True, fgate_type="none", qk_norm=False,
              use_output_norm=False, use_output_gate=False, use_k_shift=False, use_v_shift=False,
-             hidden_act="swish", window_size=None, tie_word_embeddings=False)
+             hidden_act="swish", window_size=None, document_reset=False, tie_word_embeddings=False)
 
 
 def read_json(path):

@@ -136,6 +136,8 @@ equals "base_lr-preset_seed-1 base_x-1_lr-preset_seed-1" "$(ls $scratch/named | 
 equals 1 "$(grep -c -e "--model a --seed 1 --keep 1 --out $scratch/named/base_x-1_.* --resume --set qk_norm=false --set x=1$" $CALLS)"
 MODELS="x:a x:b" dies "x: the name of two models: b and a" sweep refused
 SETS=use_rope dies "use_rope: not a setting" sweep refused
+fails 1 env TMPDIR=$scratch/none OUT=$scratch/refused TRAINER=$scratch/trainer scripts/sweep.sh
+grep -q "^error: no folder for temporary files: TMPDIR=$scratch/none$" $scratch/stderr || fail "TMPDIR: $(cat $scratch/stderr)"
 SETS=--lr=1 dies "--lr: LRS names" sweep refused
 MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused

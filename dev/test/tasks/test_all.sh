@@ -46,6 +46,7 @@ check "nothing is measured twice" all /bin/false "$init" "$out"
 cat "$out"/*.json >"$scratch/after"
 same "$scratch/before" "$scratch/after"
 
+LONG=800 dies "LONG=400 TOKENS=400, not of $init, DATA=$data LONG=800 TOKENS=400: give another OUT" all /bin/false "$init" "$out"
 rm "$out/loss.json"
 mv "$out/copy.json" "$scratch"
 if all /bin/false "$init" "$out" >"$scratch/stdout" 2>"$scratch/stderr"; then fail "a part that fails"; fi
@@ -55,7 +56,7 @@ check "the rest, of the newest checkpoint of the run" all "$trainer" "$scratch/f
 same "$scratch/copy.json" "$out/copy.json"
 check "a recurrent model, and no text; RULER at lengths that its tasks fit into" env -u TEXT -u LENGTHS TRAINER="$trainer" scripts/eval/all.sh "$scratch/hgrn2/step_00000000" \
     "$scratch/hgrn2/out"
-equals "conflict.json copy.json corrupted.json keys.json long.json loss.json ruler.json" \
+equals "conflict.json copy.json corrupted.json keys.json long.json loss.json made.txt ruler.json" \
     "$(ls "$scratch/hgrn2/out" | tr '\n' ' ' | sed 's/ $//')"
 
 dies "usage: DATA=GLOB scripts/eval/all.sh DIR OUT" all "$trainer" "$init"

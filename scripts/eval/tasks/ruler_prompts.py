@@ -207,7 +207,7 @@ FWE_LEAST = 53  # words, from which on rank 4 is more frequent than rank 5
 
 def fwe(n, draws, length):
     """n: words of the text, in the limit of all ranks; rank k has n k^-2 / zeta(2), and rank 1 is written as dots."""
-    vocab = sorted(draws.names(length // 50, string.ascii_lowercase, 6))
+    vocab = sorted(draws.names(max(4, length // 50), string.ascii_lowercase, 6))
     draws.rng.shuffle(vocab)
     vocab[0] = "..."
     words = [word for k, word in enumerate(vocab, 1) for _ in range(int(n * k**-2.0 / ZETA_2))]
