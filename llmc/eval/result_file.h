@@ -18,7 +18,8 @@ static inline void result_check(const char* option, const char* path) {
     char temporary[PATH_LENGTH];
     struct stat st;
     result_temporary(temporary, option, path);
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+    if (*path == '\0') die("--%s: its FILE is empty", option);
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode)) // a link would be replaced, also /dev/stdout
         die("--%s %s: exists and is not a regular file", option, path);
     int fd = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) die("--%s %s: cannot create: %s", option, path, strerror(errno));

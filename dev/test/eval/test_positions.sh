@@ -193,6 +193,9 @@ END
     dies "large/trainer.json: bad JSON" ./train_fox --init "$scratch/large" --eval "$result" $on
     equals kept "$(cat "$result")"
     equals "" "$(find "$scratch" -name '*.tmp')"
+    ln -s elsewhere.json "$scratch/link.json" # which the result would replace
+    result=$scratch/link.json refused "link.json: exists and is not a regular file" --val-data "$shards/text.bin"
+    result= refused "--eval: its FILE is empty" --val-data "$shards/text.bin"
 }
 
 sequences
