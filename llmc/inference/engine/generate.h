@@ -292,7 +292,9 @@ static inline bool sample_on_token(Sequence* sequence, int64_t token) {
 
 static inline void sample_on_end(Sequence* sequence) {
     Sample* s = (Sample*)sequence->owner;
-    if (sequence->failed) die("the model's logits are not finite: its weights are damaged");
+    if (sequence->failed && s->of->stream) die("the model's logits are not finite: its weights are damaged");
+    if (sequence->failed)
+        warn("a sample ends where the model's logits are not finite"); // the next step says why
     text_end(&s->text);
     s->ended = true;
     generation_stream(s->of);
@@ -358,6 +360,10 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
         byte_buffer_append(&g.samples[k].text.text, "", 0);
     }
     bool done = generation_run(&g, run, trainer, model, &ids);
+    // The caller's text ends with a zero byte. One inside becomes 0xff, which the log shows as U+FFFD.
+    ByteBuffer* text = &g.samples[0].text.text;
+    for (size_t i = 0; !stream && i < text->count; i++)
+        if (text->data[i] == '\0') text->data[i] = (char)0xff;
     char* first = done ? g.samples[0].text.text.data : NULL;
     if (done) g.samples[0].text.text.data = NULL;
     for (int64_t k = 0; k < count; k++)
