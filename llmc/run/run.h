@@ -93,8 +93,8 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     const Options* o = &line.options;
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
     bool requests = o->requests != NULL, maps = o->maps != NULL;
-    // with --data, --generate is the length of samples while training
-    bool generate = o->generate != OPTION_UNSET && !o->data && !requests;
+    // with --data, also that of a run that goes on, --generate is the length of samples while training
+    bool generate = o->generate != OPTION_UNSET && !o->data && !o->resume && !o->resume_from && !requests;
     if (dry + bench + dump + eval + generate + requests + maps > 1)
         die("--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and "
             "exit: give one of them");
@@ -190,6 +190,15 @@ static inline bool run_parse_checkpoint(Run* run, const char* trainer, size_t tr
                                          json_get(&run->record, 0, "initialization"), err);
 }
 
+// Drops what the recorded schedule had and the one that is given does not: a cool-down, a rate at the end.
+static inline void run_drop_schedule(Options* o, const CommandLine* line) {
+    if (!command_line_gives(line, offsetof(Options, lr_schedule))) return;
+    if (o->lr_schedule != SCHEDULE_WSD && !command_line_gives(line, offsetof(Options, cooldown_tokens)))
+        o->cooldown_tokens = OPTION_UNSET;
+    if (o->lr_schedule == SCHEDULE_CONSTANT && !command_line_gives(line, offsetof(Options, lr_end)))
+        o->lr_end = 0;
+}
+
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.
 static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
     size_t trainer_bytes, config_bytes;
@@ -203,8 +212,10 @@ static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error*
     const bool none[NUM_OPTION_ROWS] = {false};
     const int options = json_get(&run->record, 0, "options");
     options_defaults(&run->before);
-    return options_restore(&run->before, none, run->checkpoint, &run->record, options, err) &&
-           options_restore(&run->options, line->given, run->checkpoint, &run->record, options, err);
+    ok = options_restore(&run->before, none, run->checkpoint, &run->record, options, err) &&
+         options_restore(&run->options, line->given, run->checkpoint, &run->record, options, err);
+    if (ok) run_drop_schedule(&run->options, line);
+    return ok;
 }
 
 // ----------------------------------------------------------------------------
@@ -250,9 +261,12 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) { // as texts: padding bytes of the structs may differ
         config_put(&c, i, &ours), config_put(&run->config, i, &theirs);
         if (strcmp(ours.text, theirs.text) != 0)
-            die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
-                "another folder",
-                run->options.out, config_keys[i].name);
+            die(run->branched
+                    ? "--resume-from %s: is of a model with another %s than the command line's; leave it out"
+                    : "--out %s: its checkpoints are of a model with another %s than the command line's; "
+                      "choose "
+                      "another folder",
+                resume_name(run), config_keys[i].name);
     }
     json_writer_free(&ours), json_writer_free(&theirs);
     if (!before->init && !before->model) return; // recorded by an older version

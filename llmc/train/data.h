@@ -31,12 +31,12 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
     if (state->fingerprint && state->fingerprint != print && !o->data_changed)
         die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
             "--data-changed to go on with it",
-            o->data, o->out, (long long)sequences, (long long)state->sequences);
+            o->data, resume_name(run), (long long)sequences, (long long)state->sequences);
     run->data_changed = state->fingerprint && state->fingerprint != print;
     char at[RUN_PROGRESS_BYTES];
     if (run->data_changed && state->step >= run->last_step)
-        die("--data-changed: the run in %s is at %s, where nothing is left to train on other data", o->out,
-            run_progress(at, run));
+        die("--data-changed: the run in %s is at %s, where nothing is left to train on other data",
+            resume_name(run), run_progress(at, run));
     state->fingerprint = print;
     state->sequences = sequences;
 }

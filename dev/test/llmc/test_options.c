@@ -121,6 +121,7 @@ static void check_choices(void) {
         {"--recompute blocks", "--recompute blocks: not one of none|fused|qkv|block"},
         {"--recompute", "--recompute: its none|fused|qkv|block is missing"},
         {"--attention most", "--attention most: not one of fox|cudnn"},
+        {"--out --resume", "--out: its DIR is missing before --resume; --out=--resume means this text"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         CHECK(!parse(bad[i].line) && strcmp(err.msg, bad[i].says) == 0, "'%s': %s", bad[i].line, err.msg);

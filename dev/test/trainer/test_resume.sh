@@ -538,6 +538,12 @@ branches() {
     check "one that would have begun before" run $short "$scratch/cooling" $wsd --resume-from "$trunk/step_00000016"
     said "at 1024 tokens, in a cool-down from 768 on: its learning rate falls at once; lower --cooldown-tokens to 256" stderr
     equals "" "$(run $short "$scratch/cooled" $wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016" 2>&1 >/dev/null)"
+    check "stop before the cool-down" run $short "$scratch/uncooled.from" $wsd --max-steps 10
+    check "and go on without one" run 16 "$scratch/uncooled" --lr-schedule constant \
+        --resume-from "$scratch/uncooled.from/step_00000010"
+    equals 1 "$(events "$scratch/uncooled" | grep -c '^cooldown-tokens unset (was 512)')"
+    check "stop" run $short "$scratch/sampled" --max-steps 10
+    check "longer samples" resume "$scratch/sampled" --sample-every 4 --generate 3
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
         --resume-from "$trunk/step_00000012"
 }

@@ -163,6 +163,10 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
         if (row->type != CLI_FLAG && !value) {
             if (i + 1 == argc) return fail(err, "--%s: its %s is missing", row->name, row->value_name);
             value = argv[++i];
+            // as in `--out $OUT --resume` without OUT
+            if (strncmp(value, "--", 2) == 0 && cli_find(rows, num_rows, value + 2, strcspn(value + 2, "=")))
+                return fail(err, "--%s: its %s is missing before %s; --%s=%s means this text", row->name,
+                            row->value_name, value, row->name, value);
         }
         if (!cli_set(row, options, value, err)) return false;
         if (given) given[row - rows] = true;
