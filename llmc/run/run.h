@@ -120,9 +120,7 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
 
 // Was the option on the command line? field: its offset in Options.
 static inline bool command_line_gives(const CommandLine* line, size_t field) {
-    for (int i = 0; i < NUM_OPTION_ROWS; i++)
-        if (option_rows[i].type != CLI_GROUP && option_rows[i].offset == field) return line->given[i];
-    return false;
+    return options_give(line->given, field);
 }
 
 // ----------------------------------------------------------------------------
@@ -190,15 +188,6 @@ static inline bool run_parse_checkpoint(Run* run, const char* trainer, size_t tr
                                          json_get(&run->record, 0, "initialization"), err);
 }
 
-// Drops what the recorded schedule had and the one that is given does not: a cool-down, a rate at the end.
-static inline void run_drop_schedule(Options* o, const CommandLine* line) {
-    if (!command_line_gives(line, offsetof(Options, lr_schedule))) return;
-    if (o->lr_schedule != SCHEDULE_WSD && !command_line_gives(line, offsetof(Options, cooldown_tokens)))
-        o->cooldown_tokens = OPTION_UNSET;
-    if (o->lr_schedule == SCHEDULE_CONSTANT && !command_line_gives(line, offsetof(Options, lr_end)))
-        o->lr_end = 0;
-}
-
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.
 static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
     size_t trainer_bytes, config_bytes;
@@ -212,10 +201,8 @@ static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error*
     const bool none[NUM_OPTION_ROWS] = {false};
     const int options = json_get(&run->record, 0, "options");
     options_defaults(&run->before);
-    ok = options_restore(&run->before, none, run->checkpoint, &run->record, options, err) &&
-         options_restore(&run->options, line->given, run->checkpoint, &run->record, options, err);
-    if (ok) run_drop_schedule(&run->options, line);
-    return ok;
+    return options_restore(&run->before, none, run->checkpoint, &run->record, options, err) &&
+           options_restore(&run->options, line->given, run->checkpoint, &run->record, options, err);
 }
 
 // ----------------------------------------------------------------------------
@@ -264,8 +251,7 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
             die(run->branched
                     ? "--resume-from %s: is of a model with another %s than the command line's; leave it out"
                     : "--out %s: its checkpoints are of a model with another %s than the command line's; "
-                      "choose "
-                      "another folder",
+                      "choose another folder",
                 resume_name(run), config_keys[i].name);
     }
     json_writer_free(&ours), json_writer_free(&theirs);

@@ -538,12 +538,9 @@ branches() {
     check "one that would have begun before" run $short "$scratch/cooling" $wsd --resume-from "$trunk/step_00000016"
     said "at 1024 tokens, in a cool-down from 768 on: its learning rate falls at once; lower --cooldown-tokens to 256" stderr
     equals "" "$(run $short "$scratch/cooled" $wsd --cooldown-tokens 256 --resume-from "$trunk/step_00000016" 2>&1 >/dev/null)"
-    check "stop before the cool-down" run $short "$scratch/uncooled.from" $wsd --max-steps 10
-    check "and go on without one" run 16 "$scratch/uncooled" --lr-schedule constant \
-        --resume-from "$scratch/uncooled.from/step_00000010"
+    check "stop before the cool-down" run $short "$scratch/uncooled" $wsd --max-steps 10
+    check "go on without one, and with samples" resume "$scratch/uncooled" --lr-schedule constant --sample-every 4 --generate 3
     equals 1 "$(events "$scratch/uncooled" | grep -c '^cooldown-tokens unset (was 512)')"
-    check "stop" run $short "$scratch/sampled" --max-steps 10
-    check "longer samples" resume "$scratch/sampled" --sample-every 4 --generate 3
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
         --resume-from "$trunk/step_00000012"
 }
@@ -583,24 +580,9 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
         continue
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
-    same_bits
-    evaluated
-    killed
-    interrupted
-    stdout_closed
-    damaged
-    not_finite
-    not_learning
-    refused_at_the_start
-    full_disk
-    moved_away
-    old_names
-    changed
-    from_a_run
-    initialization
-    tokenizers
-    branches
-    branches_refused
-    left_behind
+    for part in same_bits evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
+        full_disk moved_away old_names changed from_a_run initialization tokenizers branches branches_refused left_behind; do
+        $part
+    done
 done
 report

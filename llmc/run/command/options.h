@@ -390,8 +390,16 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     return text && cli_set(row, o, text, &ignored);
 }
 
+// Does given[] say that the option was on the command line? field: its offset in Options.
+static inline bool options_give(const bool given[NUM_OPTION_ROWS], size_t field) {
+    for (int i = 0; i < NUM_OPTION_ROWS; i++)
+        if (option_rows[i].type != CLI_GROUP && option_rows[i].offset == field) return given[i];
+    return false;
+}
+
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
-// command line. Options that this version does not have are ignored. Texts point into j, which must outlive
+// command line, and for the cool-down and the last rate where these have a schedule that has none. Options that this
+// version does not have are ignored. Texts point into j, which must outlive
 // *o. On error *o is undefined; `source` names the file.
 static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS], const char* source,
                                    const Json* j, int node, Error* err) {
@@ -402,5 +410,9 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
         if (!options_restore_one(o, row, j, member))
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }
+    if (!options_give(given, offsetof(Options, lr_schedule))) return true;
+    if (o->lr_schedule != SCHEDULE_WSD && !options_give(given, offsetof(Options, cooldown_tokens)))
+        o->cooldown_tokens = OPTION_UNSET;
+    if (o->lr_schedule == SCHEDULE_CONSTANT && !options_give(given, offsetof(Options, lr_end))) o->lr_end = 0;
     return true;
 }
