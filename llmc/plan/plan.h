@@ -205,7 +205,8 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     if (shares) {
         printf("  %.0f%% of linear", 100 * of_shared[RATE_UNPRUNED]);
         if (rate.tokens[RATE_SPREAD] > 0)
-            printf(", pruned as below %.0f%% and %.0f%%", 100 * of_shared[RATE_SPREAD], 100 * of_shared[RATE_INITIAL]);
+            printf(", pruned as below %.0f%% and %.0f%%", 100 * of_shared[RATE_SPREAD],
+                   100 * of_shared[RATE_INITIAL]);
         printf(", as measured with two GPUs%s\n", run->group.size > 2 ? ", the last with four" : "");
     }
     if (rate.tokens[RATE_SPREAD] == 0) return;
