@@ -9,7 +9,7 @@ the shards. Members, where they were measured:
 
     name, measures, options          of the line of runs.txt, its learning rate chosen; missing: measures that failed
     seed, lr, corpus                 corpus: the name that CORPUS.json gives it
-    device, driver, version    of the machine and the program; resumed: how often the run was interrupted
+    device, driver, version          of the machine and the program; resumed: how often the run was interrupted
     config, parameters
     val_loss                         the last validation's
     curve                            of every SPAN steps: the last step, the mean training loss, hours of all steps so

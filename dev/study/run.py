@@ -141,8 +141,9 @@ class Study:
             job = Job(self, line, words, gpu)
             try:
                 job.run()
-                print(f"done: {line.name}" + ", without ".join(["", *job.missing]), flush=True)
-                self.incomplete += job.missing and [line.name]
+                print(f"done: {line.name}" + (f", without {', '.join(job.missing)}" if job.missing else ""), flush=True)
+                if job.missing:
+                    self.incomplete.append(line.name)
             except Stopped:
                 print(f"stopped, to go on in {job.folder}: {line.name}", flush=True)
                 return
@@ -313,7 +314,7 @@ class Job:
                   f"{data}_train_*.bin", "--out", "OUT", "--keep", 0, "--resume")
         every = int(options["needle_train"][options["needle_train"].index("--save-every") + 1])
         doubled = [(step, folder) for step, folder in checkpoints(self.folder / "needle", every)
-                   if step // every & step // every - 1 == 0]
+                   if bin(step // every).count("1") == 1]  # after 1, 2, 4, 8 times as many steps
         for step, folder in [(0, self.run_folder), *doubled]:
             self.step(f"tasks/needle_{step:03}.json", sys.executable, script, "score", "--init", folder, "--trainer",
                       trainer, "--data", f"{self.options.corpus}_val_*.bin", "--out", "OUT", "--seed",

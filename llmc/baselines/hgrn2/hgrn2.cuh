@@ -89,8 +89,7 @@ static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
             (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
     if (B * c->num_heads > UINT16_MAX) // gridDim.y
         die("HGRN2's kernels on the GPU take at most %d heads of all sequences of a micro-batch, not %lld: "
-            "lower "
-            "--micro-batch",
+            "lower --micro-batch",
             UINT16_MAX, (long long)(B * c->num_heads));
 }
 

@@ -330,7 +330,7 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // ----------------------------------------------------------------------------
 // forgotten pages
 
-// Updates the number of forgotten pages of a slot's head, which holds `length` tokens; -1: it stays.
+// Updates the number of forgotten pages of a slot's head, which holds `length` tokens; -1: the number stays.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) {

@@ -294,7 +294,8 @@ static inline void sample_on_end(Sequence* sequence) {
     Sample* s = (Sample*)sequence->owner;
     if (sequence->failed && s->of->stream) die("the model's logits are not finite: its weights are damaged");
     if (sequence->failed)
-        warn("a sample ends where the model's logits are not finite"); // the next step says why
+        warn(
+            "a sample ends where the model's logits are not finite"); // in training, whose next step says why
     text_end(&s->text);
     s->ended = true;
     generation_stream(s->of);

@@ -398,9 +398,9 @@ static inline bool options_give(const bool given[NUM_OPTION_ROWS], size_t field)
 }
 
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
-// command line, and for the cool-down and the last rate where these have a schedule that has none. Options that this
-// version does not have are ignored. Texts point into j, which must outlive
-// *o. On error *o is undefined; `source` names the file.
+// command line. A recorded --cooldown-tokens or --lr-end is dropped where the schedule on the command line has no use
+// for it. Options that this version does not have are ignored. Texts point into j, which must outlive *o. On error *o
+// is undefined; `source` names the file.
 static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS], const char* source,
                                    const Json* j, int node, Error* err) {
     for (int member = json_first(j, node); member >= 0; member = json_next(j, member)) {
