@@ -86,7 +86,7 @@ struct Case {
         size_t heads = (size_t)(s.B * s.NH);
         Buffer<double> cum_logf(heads * (size_t)s.T), limits(heads);
         Buffer<int> first(heads * (size_t)ceil_div<int64_t>(s.T, ATTENTION_BLOCK)), last(first.n),
-            order(heads);
+            order(heads + 1);
         Buffer<char> scratch(pruning_scratch_bytes(&s));
         Pruning p = {};
         cum_logf.zero();

@@ -169,7 +169,7 @@ static void test_matmul_big(Matmul* mm) {
 
 // ----------------------------------------------------------------------------
 
-// Where there is no memory for a second output, GEMMs are not timed, and a warning says so.
+// Where a GEMM adds to its output and there is no memory for a second one, it is not timed, and a warning says so.
 static bool warned;
 static bool note_warning(bool) {
     warned = true;
@@ -187,7 +187,7 @@ static void test_no_memory() {
         for (void* p; cudaMalloc(&p, bytes) == cudaSuccess;) taken.push_back(p);
     (void)cudaGetLastError(); // of the last one
     message_hooks.may_print = note_warning;
-    linear_forward(out.p, x.p, NULL, &linear, &mm);
+    linear_forward(out.p, x.p, out.p, &linear, &mm);
     message_hooks.may_print = NULL;
     CHECK(warned, "no warning that GEMMs are not timed");
     for (void* p : taken) CUDA_CHECK(cudaFree(p));
@@ -223,7 +223,7 @@ int main(int argc, char** argv) {
         if (!quick && !tune) test_matmul_big(&mm);
         matmul_free(&mm);
     }
-    test_no_memory();
+    if (!quick) test_no_memory(); // compute-sanitizer reports calls that fail
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
     return test_report();

@@ -69,9 +69,11 @@ struct Cache {
         CUDA_CHECK(cudaMemset(c.pages.v, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
         for (bf16* x : {c.space.keys.k, c.space.keys.v}) // what is not gathered is not read
             CUDA_CHECK(cudaMemset(x, 0xFF, (size_t)(capacity * m.d()) * sizeof(bf16)));
-        if (c.pages.cum_logf)
-            CUDA_CHECK(
-                cudaMemset(c.pages.cum_logf, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
+        if (c.pages.cum_logf) {
+            size_t pages = (size_t)sizes.pages;
+            CUDA_CHECK(cudaMemset(c.pages.cum_logf, 0xFF, pages * PAGE_TOKENS * sizeof(double)));
+            CUDA_CHECK(cudaMemset(c.pages.page_logsum, 0xFF, pages * sizeof(double)));
+        }
         for (int64_t i = 0; i < sizes.pages; i++) free_pages.push_back((int32_t)(i * 7919 % sizes.pages));
         std::sort(free_pages.begin(), free_pages.end());
         for (size_t i = free_pages.size(); i > 1; i--)
