@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path[:0] = ["dev/study", "scripts"]
 import paper_code  # noqa: E402
 import plan  # noqa: E402
-import report  # noqa: E402
+import measures  # noqa: E402
 
 FOLDER = Path(sys.argv[1])
 PAGE, RESULTS = FOLDER / "STUDY.md", FOLDER / "results"
@@ -196,6 +196,6 @@ assert run().returncode == 0 and rows(PAGE.read_text(), "packed")[2][1:] == ["2"
 write({**packed("short-fox-pro_12", 12, 2.5), "corpus": corpus["name"]})
 assert f"short-fox-pro_12: trained on corpus {corpus['name']}, not {short['name']}" in run().stderr
 
-assert report.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
-low, high = report.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])
+assert measures.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
+low, high = measures.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])
 assert (low, high) == (1, 3), (low, high)

@@ -1,0 +1,135 @@
+"""
+What the tables and pictures of STUDY.md are made of: measures of a run and of a pair, statistics, cells.
+"""
+import math
+import random
+import statistics
+
+from common import MIN_PAIRS, paired
+
+PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
+TRAINED, LONGEST = 16384, 65536
+DRAWS = 2000  # of the bootstrap
+NONE = "no run yet"
+
+
+# ----------------------------------------------------------------------------
+# of a run, of a pair
+
+
+def gpu_of(result):
+    return result["device"].split(",")[0]
+
+
+def alone(result):
+    """Did nothing else use the run's GPU? If not, its losses count and its times do not."""
+    return not result.get("shared_gpu")
+
+
+def loss_within(result):
+    """Mean loss of the positions up to the training length, in --eval's pass over whole documents."""
+    return math.log(result["eval"]["perplexity"][str(TRAINED)])
+
+
+def loss_beyond(result):
+    e = result["eval"]
+    return (LONGEST * e["loss_mean"] - TRAINED * loss_within(result)) / (LONGEST - TRAINED)
+
+
+def hours_to(result, loss):
+    """GPU-hours of training steps until the validation loss is `loss`, between validations by a line."""
+    before = None
+    for v in result["validations"]:
+        if v["loss"] <= loss:
+            if before is None:
+                return v["hours"]
+            share = (before["loss"] - loss) / (before["loss"] - v["loss"])
+            return before["hours"] + share * (v["hours"] - before["hours"])
+        before = v
+    return None
+
+
+def hours_ratio(fox, transformer):
+    """log of the hours' ratio, to the last validation loss that both reach; None: on different devices."""
+    if fox["device"] != transformer["device"]:
+        return None
+    loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
+    return math.log(hours_to(fox, loss) / hours_to(transformer, loss))
+
+
+def mean_in(ends, row, span):
+    """Mean of a document's losses up to, or from, a position."""
+    parts = [(end - begin, x) for begin, end, x in zip([0, *ends], ends, row)
+             if (end <= span[1] if span[0] == "to" else begin >= span[1])]
+    return sum(n * x for n, x in parts) / sum(n for n, _ in parts)
+
+
+def first_below(result, loss):
+    """The step after which the training loss, in the mean of a span of 64 steps, is below."""
+    return next((f"{row[0]:,}" for row in result["curve"] if row[1] is not None and row[1] < loss), "never")
+
+
+PRIMARY = [  # name, difference of a pair, how a difference is printed
+    ("loss at positions 1 to 16,384, nats", lambda f, t: loss_within(f) - loss_within(t), "{:+.4f}"),
+    ("loss at positions 16,385 to 65,536, nats", lambda f, t: loss_beyond(f) - loss_beyond(t), "{:+.4f}"),
+    ("GPU-hours to the same validation loss, log of the ratio", hours_ratio, "{:+.3f}"),
+]
+
+
+# ----------------------------------------------------------------------------
+# statistics
+
+
+def holm(ps):
+    """p-values adjusted for their number, by Holm's rule."""
+    order, adjusted, largest = sorted(range(len(ps)), key=lambda i: ps[i]), [0.0] * len(ps), 0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1, (len(ps) - rank) * ps[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def by_package(differences, packages, weights=None):
+    """95% interval of the mean of differences by document, packages drawn with replacement."""
+    groups = {}
+    for d, package, weight in zip(differences, packages, weights or [1] * len(packages)):
+        group = groups.setdefault(package, [0, 0])
+        group[0] += weight * d
+        group[1] += weight
+    groups, rng = list(groups.values()), random.Random(0)
+    means = []
+    for _ in range(DRAWS):
+        drawn = rng.choices(groups, k=len(groups))
+        means.append(sum(total for total, _ in drawn) / sum(weight for _, weight in drawn))
+    means.sort()
+    return means[DRAWS * 25 // 1000], means[DRAWS * 975 // 1000 - 1]
+
+
+# ----------------------------------------------------------------------------
+# cells
+
+
+def table(*rows):
+    """Rows of cells, the first the titles."""
+    lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def cell_of(values):
+    """Mean and standard error over seeds."""
+    if not values:
+        return NONE
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
+    return f"{statistics.fmean(values):.3f}{error} ({len(values)})"
+
+
+def error_of(values):
+    """Mean of differences and, over at least MIN_PAIRS seeds, its standard error."""
+    found = paired(values)
+    return f"{found.mean:+.4f}" + (f" ± {found.error:.4f}" if found.p is not None else "")
+
+
+def mean_share(tables):
+    """Mean over runs, layers and heads, of the runs that have the table."""
+    shares = [share for layers in tables if layers for heads in layers for share in heads]
+    return f"{100 * statistics.fmean(shares):.1f}%" if shares else NONE

@@ -1,0 +1,137 @@
+"""
+The tables and the picture of packed documents, with and without walls, in STUDY.md.
+"""
+import statistics
+
+import plan
+from common import MIN_PAIRS, paired
+from measures import NONE, PAIR, by_package, error_of, table
+
+SEEDS, WALLS = range(11, 14), {"": "without", "-walls": "with"}  # of the runs short-MODEL[-walls]_SEED
+
+
+class Packed:
+    def __init__(self, lines, results, rates, corpus):
+        """rates: results with those that diverged."""
+        self.lines, self.results, self.rates, self.corpus = lines, results, rates, corpus
+
+    def pairs(self):
+        """runs_of the seeds that have all four."""
+        return [runs for seed in SEEDS if (runs := self.runs_of(seed))]
+
+    def runs_of(self, seed):
+        """{(model, walls or not): result} of a seed; None: one of the four has not run."""
+        runs = {(name, walls): self.results.get(f"short-{name}{walls}_{seed}") for name in PAIR for walls in WALLS}
+        return runs if all(runs.values()) else None
+
+    def table_packed(self):
+        """What walls gain, and how much more one model gains: paired t-tests over seeds."""
+        found = self.pairs()
+        gain = lambda loss, runs, name: loss(runs[name, ""]) - loss(runs[name, "-walls"])
+        lead = lambda loss, runs, walls: loss(runs[PAIR[0], walls]) - loss(runs[PAIR[1], walls])
+        a_token, a_document = lambda r: r["intact"]["loss_mean"], lambda r: statistics.fmean(r["intact"]["documents"])
+        both = lambda loss, runs: gain(loss, runs, PAIR[0]) - gain(loss, runs, PAIR[1])
+        rows = []
+        for title, value in (
+                ("**gain of fox-pro minus gain of transformer-pro**", lambda r: both(a_token, r)),
+                *((f"gain of {name}", lambda r, name=name: gain(a_token, r, name)) for name in PAIR),
+                *((f"fox-pro minus transformer-pro, {WALLS[w]} walls", lambda r, w=w: lead(a_token, r, w)) for w in WALLS),
+                ("gain of fox-pro minus gain of transformer-pro, mean of documents", lambda r: both(a_document, r))):
+            values = [value(runs) for runs in found]
+            row = [title, len(values), NONE, "", ""]
+            if values:
+                p = paired(values)
+                row[2] = f"{p.mean:+.4f}"
+                if p.p is not None:
+                    row[3:] = f"{p.mean - p.half_width:+.4f} to {p.mean + p.half_width:+.4f}", f"{p.p:.2g}"
+            rows.append(row)
+        sentences = []
+        if len(found) >= MIN_PAIRS:
+            compared = (lambda r: lead(a_token, r, "-walls"), lambda r: lead(a_token, r, ""), lambda r: both(a_token, r))
+            sentences = [self.packed_sentences(*([value(runs) for runs in found] for value in compared)), ""]
+        return sentences + table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
+
+    @staticmethod
+    def packed_sentences(with_walls, without, gains):
+        """What the table says, from fox-pro minus transformer-pro by seed with walls, without, and in what walls gain."""
+        side = lambda values, less, more: f"{abs(mean := statistics.fmean(values)):.4f} nats {less if mean < 0 else more}"
+        seeds = lambda values: f"in {sum(v < 0 for v in values)} of {len(values)} seeds"
+        p = paired(gains).p
+        return (f"With walls the loss of fox-pro is {side(with_walls, 'lower', 'higher')} than that of transformer-pro "
+                f"(lower {seeds(with_walls)}), without walls {side(without, 'lower', 'higher')} ({seeds(without)}): "
+                f"exploratory. Walls gain fox-pro {side(gains, 'less', 'more')} than transformer-pro, p = {p:.2g}: "
+                f"{'claimed' if p < 0.05 else 'not claimed'}.")
+
+    def table_packed_documents(self):
+        documents = self.corpus["held"]["documents"]
+        packages, weights = [d["package"] for d in documents], [d["tokens"] + 1 for d in documents]
+        rows = []
+        for seed in SEEDS:
+            runs, cells = self.runs_of(seed), [NONE, "", ""]
+            if runs:
+                losses = {key: r["intact"]["documents"] for key, r in runs.items()}
+                gains = [[a - b for a, b in zip(losses[name, ""], losses[name, "-walls"])] for name in PAIR]
+                cells = []
+                for values in (*gains, [a - b for a, b in zip(*gains)]):
+                    mean = sum(w * v for w, v in zip(weights, values)) / sum(weights)
+                    cells.append("{:+.4f} ({:+.4f} to {:+.4f})".format(mean, *by_package(values, packages, weights)))
+            rows.append((seed, *cells))
+        return table(("seed", *(f"gain of {name} (95% by package)" for name in PAIR), "the first minus the second"), *rows)
+
+    def table_packed_octaves(self):
+        found = self.pairs()
+        rows = [] if found else [(NONE, *[""] * 5)]
+        ends = found[0][PAIR[0], ""]["intact"]["octaves"] if found else ()
+        for k, (begin, end) in enumerate(zip([0, *ends], ends)):
+            of = [{key: r["intact"]["by_octave"][k] for key, r in runs.items()} for runs in found]
+            targets = found[0][PAIR[0], ""]["intact"]["octave_targets"][k]
+            if not targets:
+                continue
+            gains = [[o[name, ""] - o[name, "-walls"] for o in of] for name in PAIR]
+            rows.append((f"{begin + 1:,} to {end:,}" if end > begin + 1 else end, f"{targets:,}",
+                         f"{statistics.fmean(o[PAIR[1], ''] for o in of):.3f}",
+                         *(error_of(values) for values in (*gains, [a - b for a, b in zip(*gains)]))))
+        picture = ["![gain by walls, and the lead of fox-pro, by token of the document](pictures/study_packed.svg)", ""]
+        return (picture if found else []) + table(
+            ("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
+             "the first minus the second"), *rows)
+
+    def table_packed_runs(self):
+        rows = []
+        for line in self.lines:
+            r = self.results.get(line.name)
+            if plan.corpus_of(line) != "short":
+                continue
+            rows.append((line.name, f"{r['lr']:g}", r["seed"], f"{r['intact']['loss_mean']:.4f}",
+                         f"{statistics.fmean(r['intact']['documents']):.4f}", f"{r['val_loss']:.4f}",
+                         f"{60 * r['validations'][-1]['hours']:.1f}") if r else
+                        (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
+                         self.rates.get(line.name, {}).get("diverged", NONE), "", "", ""))
+        return table(("run", "lr", "seed", "intact, a token", "intact, mean of documents", "stream as trained", "minutes"), *rows)
+
+    def draw(self, plots, path):
+        """By position in a document: what walls gain either model, and the lead of one over the other with and without."""
+        found = self.pairs()
+        if not found:
+            return
+        figure, [[gains, leads]] = plots.panels(2)
+        a_run = found[0][PAIR[0], ""]["intact"]
+        ends = [end for end, targets in zip(a_run["octaves"], a_run["octave_targets"]) if targets]
+    
+        def curve(axes, k, label, one, other):
+            """Loss of the run `one` minus that of `other`: the mean of seeds, and a band from the lowest to the highest."""
+            curves = [[a - b for a, b in zip(*(runs[key]["intact"]["by_octave"][:len(ends)] for key in (one, other)))]
+                      for runs in found]
+            mean = [statistics.fmean(values) for values in zip(*curves)]
+            plots.curve(axes, ends, mean, k, label, plots.band_of(curves))
+    
+        for k, name in enumerate(PAIR):
+            curve(gains, k, name, (name, ""), (name, "-walls"))
+        for k, (walls, word) in enumerate(WALLS.items(), len(PAIR)):
+            curve(leads, k, f"{word} walls", *((name, walls) for name in PAIR))
+        gains.set(ylabel="gain by walls, nats")
+        leads.set(ylabel=f"{PAIR[0]} minus {PAIR[1]}, nats")
+        for axes in (gains, leads):
+            axes.set(xlabel="token of the document")
+            plots.log_scale(axes, "x", 2)
+        plots.save(figure, path)
