@@ -11,6 +11,8 @@ PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
 TRAINED, LONGEST = 16384, 65536
 DRAWS = 2000  # of the bootstrap
 NONE = "no run yet"
+NEEDLES = [f"needle_{step:03}" for step in (0, 32, 64, 128, 256)]  # after so many steps of tuning
+TASKS = {"copy": "fall", "conflict": "margin", "corrupted": "rise", **dict.fromkeys(NEEDLES, "right")}  # measures shown
 
 
 # ----------------------------------------------------------------------------
@@ -22,7 +24,7 @@ def gpu_of(result):
 
 
 def alone(result):
-    """Did nothing else use the run's GPU? If not, its losses count and its times do not."""
+    """Did the run have its GPU for itself? If not, its losses count and its times do not."""
     return not result.get("shared_gpu")
 
 
@@ -123,10 +125,10 @@ def cell_of(values):
     return f"{statistics.fmean(values):.3f}{error} ({len(values)})"
 
 
-def error_of(values):
-    """Mean of differences and, over at least MIN_PAIRS seeds, its standard error."""
+def error_of(values, form="{:+.4f}"):
+    """Mean of values of seeds and, over at least MIN_PAIRS of them, its standard error."""
     found = paired(values)
-    return f"{found.mean:+.4f}" + (f" ± {found.error:.4f}" if found.p is not None else "")
+    return form.format(found.mean) + (f" ± {found.error:.4f}" if found.p is not None else "")
 
 
 def mean_share(tables):

@@ -7,8 +7,138 @@ import sys
 
 import from_scratch
 import paper_code
-from measures import TRAINED, gpu_of
+from measures import NEEDLES, PAIR, TRAINED, alone, gpu_of
 from plan import ROOT
+
+
+def lines(plots, axes, points, k, label=None, curves=1):
+    """The mean over runs, and a band from the lowest to the highest; points: of each run [(x, y)]."""
+    x, ys = [p[0] for p in points[0]], [[p[1] for p in run] for run in points]
+    plots.curve(axes, x, [statistics.fmean(y) for y in zip(*ys)], k, label, plots.band_of(ys), curves)
+
+
+def labelled(report):
+    """[(k, label, runs)] of what the pictures compare."""
+    return [(k, f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}", runs)
+            for k, (name, runs) in enumerate(report.drawn().items())]
+
+
+def draw_loss(report, plots, path):
+    """Training loss by tokens, and by minutes of runs that had their GPU, of the most frequent kind, for themselves."""
+    figure, [[tokens, hours]] = plots.panels(2)
+    groups = labelled(report)
+    [(gpu, _)] = collections.Counter(gpu_of(r) for _, _, runs in groups for r in runs).most_common(1)
+    for k, label, runs in groups:
+        count = len(runs[0]["curve"])
+        runs = [r for r in runs if len(r["curve"]) == count]
+        # 16 steps are 1 Mi tokens
+        lines(plots, tokens, [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label, len(groups))
+        timed = [r for r in runs if gpu_of(r) == gpu and alone(r)]
+        if timed:
+            x = [statistics.fmean(60 * r["curve"][i][2] for r in timed) for i in range(count)]
+            lines(plots, hours, [[(at, row[1]) for at, row in zip(x, r["curve"])] for r in timed], k, curves=len(groups))
+    tokens.set(xlabel="tokens, Mi", ylabel="training loss, nats", ylim=(None, 4))
+    hours.set(xlabel=f"minutes of training steps on {gpu}", ylim=(None, 4))
+    plots.save(figure, path)
+
+
+def draw_position(report, plots, path):
+    figure, [[position, mean]] = plots.panels(2)
+    groups = labelled(report)
+    for k, label, runs in groups:
+        at = [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs]
+        up_to = [[(int(length), p) for length, p in r["eval"]["perplexity"].items()] for r in runs]
+        lines(plots, position, at, k, label, len(groups))
+        lines(plots, mean, up_to, k, curves=len(groups))
+    position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
+    mean.set(xlabel="length l", ylabel="perplexity P(l)")
+    for axes in (position, mean):
+        plots.mark(axes, TRAINED)
+        plots.log_scale(axes, "x", 2)
+    plots.save(figure, path, {"dashes": "training length"})
+
+
+def draw_points(plots, axes, found, k, label=None):
+    """Means of (x, values of the seeds) as dots on a line, with bars from the lowest to the highest."""
+    if not found:
+        return
+    x, values = zip(*found)
+    mean = [*map(statistics.fmean, values)]
+    plots.curve(axes, x, mean, k, label)
+    plots.dots(axes, x, mean, k, ([*map(min, values)], [*map(max, values)]))
+
+
+def points_of(report, task, name, **fixed):
+    """[(x, values of the seeds)] of a task's points with the values `fixed`, x being the other key."""
+    return [(next(v for key, v in at if key not in fixed), found[name])
+            for (_, at), found in report.points_of_tasks((task,)).items()
+            if name in found and fixed.items() <= dict(at).items()]
+
+
+def draw_tasks(report, plots, path):
+    """Copy and conflict by distance, corrupted context by its share."""
+    figure, [[copy, conflict, corrupted]] = plots.panels(3)
+    for k, name in enumerate(PAIR):
+        draw_points(plots, copy, points_of(report, "copy", name, segment=64), k, name)
+        for stale in (1, 4):
+            label = f"{name}, {stale} older" if stale > 1 else None
+            draw_points(plots, conflict, points_of(report, "conflict", name, stale=stale), k + 2 * (stale > 1), label)
+        draw_points(plots, corrupted, points_of(report, "corrupted", name, length=16128), k)
+    copy.set(xlabel="tokens between a segment and its copy", ylabel="fall of the copy's loss, nats")
+    conflict.set(xlabel="tokens behind the newer continuation", ylabel="log p(newer) - log p(older)")
+    corrupted.set(xlabel="replaced tokens of the context, %", ylabel="rise of the loss, nats")
+    for axes in (copy, conflict):
+        plots.mark(axes, TRAINED)
+        plots.log_scale(axes, "x", 2)
+    plots.save(figure, path, {"dashes": "training length"})
+
+
+def draw_needles(report, plots, path):
+    """Right answers by distance, a panel a number of other pairs, before and after tuning."""
+    others = dict.fromkeys(at[0][1] for _, at in report.points_of_tasks(NEEDLES[-1:]))
+    figure, [panels] = plots.panels(len(others))
+    for axes, count in zip(panels, others):
+        for k, name in enumerate(PAIR):
+            for task in (NEEDLES[-1], NEEDLES[0]):
+                label = f"{name}, {int(task.rpartition('_')[2])} steps" if axes is panels[0] else None
+                draw_points(plots, axes, points_of(report, task, name, distractors=count), k + 2 * (task == NEEDLES[0]), label)
+        axes.set(xlabel="tokens between value and question", ylim=(-3, 103))
+        plots.caption(axes, f"{count} other pairs")
+        plots.mark(axes, TRAINED)
+        plots.log_scale(axes, "x", 2)
+    panels[0].set(ylabel="right, %")
+    plots.save(figure, path, {"dashes": "training length"})
+
+
+def draw_gates(report, plots, path):
+    """Half-lives of all heads of the first seed at the first and the last moment; the share pruned by step."""
+    fox = [r for r in report.seeds(PAIR[0]) if r.get("half_lives")]
+    figure, [[lives, shares]] = plots.panels(2)
+    moments = [*fox[0]["half_lives"].items()]
+    for k, (step, layers) in enumerate((moments[0], moments[-1])):
+        points = [(i + k * 0.3 - 0.15, life) for i, layer in enumerate(layers) for life in layer if life]
+        color = plots.look(k)["color"]
+        lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=f"step {step}, seed {fox[0]['seed']}")
+    plots.layer_ticks(lives, len(layers))
+    lives.set(ylabel="half-life, tokens")
+    plots.log_scale(lives, "y")
+    pruned = [r for r in fox if r.get("pruned_shares")]
+    if pruned:
+        lines(plots, shares, [[(int(step), 100 * statistics.fmean(layers)) for step, layers in r["pruned_shares"].items()]
+                              for r in pruned], 2, f"{PAIR[0]}, {len(pruned)} seeds")
+    shares.set(xlabel="step", ylabel="blocks pruned of one document, %", ylim=(0, 100))
+    plots.save(figure, path)
+
+
+PICTURES = {"loss": draw_loss, "position": draw_position, "tasks": draw_tasks, "needles": draw_needles, "gates": draw_gates}
+
+
+def names(report):
+    """Of PICTURES, those that have runs."""
+    fox = report.seeds(PAIR[0])
+    needs = {"tasks": lambda r: "copy" in r["tasks"], "needles": lambda r: NEEDLES[0] in r["tasks"],
+             "gates": lambda r: r.get("half_lives")}
+    return [name for name in PICTURES if (any(map(needs[name], fox)) if name in needs else report.drawn())]
 
 
 def draw(report, folder):
@@ -18,50 +148,5 @@ def draw(report, folder):
     if from_scratch.best_runs("mqar", report.all_lines, report.all_results):
         from_scratch.draw_mqar(report.all_lines, report.all_results, plots, f"{folder}/study_mqar.svg")
     report.packed.draw(plots, f"{folder}/study_packed.svg")
-    groups = report.drawn()
-    if not groups:
-        return
-
-    def lines(axes, points, k, label=None):
-        """The mean over runs, and a band from the lowest to the highest; points: of each run [(x, y)]."""
-        x, curves = [p[0] for p in points[0]], [[p[1] for p in run] for run in points]
-        mean = [statistics.fmean(ys) for ys in zip(*curves)]
-        plots.curve(axes, x, mean, k, label, plots.band_of(curves), len(groups))
-
-    figure, [[tokens, hours]] = plots.panels(2)
-    figure2, [[position, mean]] = plots.panels(2)
-    [(gpu, _)] = collections.Counter(gpu_of(r) for runs in groups.values() for r in runs).most_common(1)
-    for k, (name, runs) in enumerate(groups.items()):
-        count = len(runs[0]["curve"])
-        runs = [r for r in runs if len(r["curve"]) == count]
-        label = f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}"
-        # 16 steps are 1 Mi tokens
-        lines(tokens, [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
-        timed = [r for r in runs if gpu_of(r) == gpu]
-        if timed:
-            x = [statistics.fmean(60 * r["curve"][i][2] for r in timed) for i in range(count)]
-            lines(hours, [[(at, row[1]) for at, row in zip(x, r["curve"])] for r in timed], k)
-        lines(position, [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs], k, label)
-        lines(mean, [[(int(at), p) for at, p in r["eval"]["perplexity"].items()] for r in runs], k)
-    tokens.set(xlabel="tokens, Mi", ylabel="training loss, nats", ylim=(None, 4))
-    hours.set(xlabel=f"minutes of training steps on {gpu}", ylim=(None, 4))
-    position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
-    mean.set(xlabel="length l", ylabel="perplexity P(l)")
-    for axes in (position, mean):
-        plots.mark(axes, TRAINED)
-        plots.log_scale(axes, "x", 2)
-    plots.save(figure, f"{folder}/study_loss.svg")
-    plots.save(figure2, f"{folder}/study_position.svg")
-
-    fox = [r for r in groups.get("fox-pro", []) if r.get("half_lives")]
-    if fox:
-        figure, [[lives]] = plots.panels(1)
-        for k, (step, layers) in enumerate(fox[0]["half_lives"].items()):
-            if k in (0, len(fox[0]["half_lives"]) - 1):
-                points = [(i + (k > 0) * 0.3 - 0.15, life) for i, layer in enumerate(layers) for life in layer if life]
-                color = plots.look(k > 0)["color"]
-                lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=f"step {step}")
-        plots.layer_ticks(lives, len(layers))
-        lives.set(ylabel="half-life, tokens")
-        plots.log_scale(lives, "y")
-        plots.save(figure, f"{folder}/study_half_lives.svg")
+    for name in names(report):
+        PICTURES[name](report, plots, f"{folder}/study_{name}.svg")

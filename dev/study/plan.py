@@ -91,11 +91,15 @@ def option(line, name):
     return line.options[places[-1] + 1] if places else None
 
 
+def loss_of(result):
+    """The last validation loss; infinite of a run that diverged; None: it has not run."""
+    return result and (math.inf if "diverged" in result else result["val_loss"])
+
+
 def losses(group, lines, results):
     """[(learning rate, validation loss or None where it has not run, line)] of lr_GROUP_*, by learning rate."""
-    loss = lambda r: r and (math.inf if "diverged" in r else r["val_loss"])
     mine = [line for line in lines if line.name.startswith(f"lr_{group}_")]
-    rows = [(float(option(line, "--lr")), loss(results.get(line.name)), line) for line in mine]
+    rows = [(float(option(line, "--lr")), loss_of(results.get(line.name)), line) for line in mine]
     return sorted(rows, key=lambda row: row[0])
 
 

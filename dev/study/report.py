@@ -16,13 +16,14 @@ import re
 import statistics
 from pathlib import Path
 
+import findings
 import from_scratch
 import paper_code
 import pictures
 import plan
 from common import paired, run, write_file
-from measures import (NONE, PAIR, PRIMARY, SEEDS, TRAINED, by_package, cell_of, error_of, first_below, gpu_of, holm,
-                      loss_beyond, loss_within, mean_in, mean_share, table)
+from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, error_of,
+                      first_below, gpu_of, holm, hours_ratio, loss_beyond, loss_within, mean_in, mean_share, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
@@ -49,7 +50,6 @@ class Report:
                 raise Error(f"{line.name}: trained on corpus {found['corpus']}, not {wanted}")
         self.lines = [line for line in lines if plan.corpus_of(line) == "long"]
         self.results = {line.name: results[line.name] for line in self.lines if line.name in results}
-        self.pairs = {s: pair for s in SEEDS if all(pair := [results.get(f"{name}_{s}") for name in PAIR])}
 
     def seeds(self, name, seeds=SEEDS):
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
@@ -59,21 +59,26 @@ class Report:
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
         diverged = [f"{name} ({r['diverged']})" for name, r in self.rates.items() if "diverged" in r]
+        shared = [name for name, r in self.all_results.items() if not alone(r)]
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."
+                + (f" On a GPU that ran something else beside them, so that their times do not count: {', '.join(shared)}."
+                   if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
 
     def table_paper_code(self):
         return paper_code.text(paper_code.load())
 
+    def table_findings(self):
+        return findings.text(self)
+
     def table_pictures(self):
         """Links of what draw() draws."""
         if not self.drawn():
             return [f"Pictures: {NONE}."]
-        names = ["loss", "position"] + ["half_lives"] * any(r.get("half_lives") for r in self.seeds("fox-pro"))
-        return [f"![{name.replace('_', ' ')}](pictures/study_{name}.svg)" for name in names]
+        return [f"![{name.replace('_', ' ')}](pictures/study_{name}.svg)" for name in pictures.names(self)]
 
     def drawn(self):
         """{name: runs} of what the pictures compare."""
@@ -81,7 +86,7 @@ class Report:
         return {name: runs for name in names if (runs := self.seeds(name))}
 
     def table_rates(self):
-        rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen")]
+        rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen", "again, seed 2")]
         for group in dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_"):
             found = plan.losses(group, self.lines, self.rates)
             text = lambda loss: NONE if loss is None else "diverged" if loss == math.inf else f"{loss:.4f}"
@@ -89,28 +94,37 @@ class Report:
                      for _, loss, line in found if loss is not None or line.measures != "edge"]
             left = [plan.option(line, "--lr") for line in plan.wanted(group, self.lines, self.rates)]
             chosen = plan.best_lr(group, self.lines, self.rates) or f"after {', '.join(left)}"
-            rows.append((group, ", ".join(cells), chosen))
+            others = [line for line in self.lines if line.name.startswith(f"confirm_{group}_")]
+            again = [f"{plan.option(line, '--lr')}: {text(plan.loss_of(self.rates.get(line.name)))}" for line in others]
+            rows.append((group, ", ".join(cells), chosen, ", ".join(again)))
         return table(*rows)
+
+    def timed(self, name, seed):
+        """The run of a seed, or its repeat, that had its GPU for itself; None: there is none yet."""
+        runs = [self.results.get(f"{name}_{seed}{repeat}") for repeat in ("", "_repeat")]
+        return next((r for r in runs if r and alone(r)), None)
 
     def table_primary(self):
         rows, tested = [], []
         for title, difference, form in PRIMARY:
-            values = [d for pair in self.pairs.values() if (d := difference(*pair)) is not None]
-            rows.append([title, len(values), NONE, "", "", "", ""])
+            run_of = self.timed if difference is hours_ratio else lambda name, seed: self.results.get(f"{name}_{seed}")
+            pairs = [[run_of(name, s) for name in PAIR] for s in SEEDS]
+            left = [name for pair, s in zip(pairs, SEEDS) for r, name in zip(pair, PAIR)
+                    if not r and "diverged" not in self.rates.get(f"{name}_{s}", {})]
+            values = [d for pair in pairs if all(pair) and (d := difference(*pair)) is not None]
+            # five pairs were promised: nothing is claimed on the way
+            waits = f"after {len(left)} more run{'s' * (len(left) > 1)}" if left else ""
+            rows.append([title, len(values), "no pair yet", "", "", "", waits])
             if not values:
                 continue
             found = paired(values)
             rows[-1][2] = form.format(found.mean)
             if found.p is not None:
-                tested.append((len(rows) - 1, found.p))
                 low, high = found.mean - found.half_width, found.mean + found.half_width
                 rows[-1][3:5] = f"{form.format(low)} to {form.format(high)}", f"{found.p:.2g}"
-        left = [name for name in (f"{name}_{s}" for name in PAIR for s in SEEDS) if name not in self.rates]
-        if left:  # five pairs were promised: nothing is claimed on the way
-            for i, _ in tested:
-                rows[i][5:] = "", f"after {len(left)} more run{'s' * (len(left) > 1)}"
-            tested = []
-        # a comparison that too few pairs of one kind of GPU have counts among the three
+                if not left:
+                    tested.append((len(rows) - 1, found.p))
+        # a comparison that is not there yet, or has too few pairs of one kind of GPU, counts among the three
         adjusted = holm([p for _, p in tested] + [1] * (len(PRIMARY) - len(tested)))
         for (i, _), p in zip(tested, adjusted):
             rows[i][5] = f"{p:.2g}"
@@ -119,10 +133,10 @@ class Report:
 
     def row_of(self, name, r):
         bits = r["eval"]["loss_mean"] / math.log(2) * self.tokens / self.bytes
-        hours = r["validations"][-1]["hours"]
+        minutes = f"{60 * r['validations'][-1]['hours']:.1f}{'' if alone(r) else ', shared'}"
         pruned = r.get("pruned_by_layer")
         return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
-                f"{loss_beyond(r):.4f}", f"{bits:.4f}", f"{60 * hours:.1f}",
+                f"{loss_beyond(r):.4f}", f"{bits:.4f}", minutes,
                 f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2))
 
     def table_runs(self):
@@ -136,19 +150,20 @@ class Report:
     def table_noise(self):
         rows = []
         for name in PAIR:
-            pair = [self.results.get(f"{name}_11{suffix}") for suffix in ("", "_repeat")]
-            cells = [NONE, "", ""] if None in pair else [
-                f"{abs(f(pair[0]) - f(pair[1])):.4f}" for f in (lambda r: r["val_loss"], loss_within, loss_beyond)]
-            spread = self.seeds(name)
-            sd = f"{statistics.stdev(map(loss_within, spread)):.4f}" if len(spread) > 2 else NONE
-            rows.append((name, *cells, sd))
-        return table(("", "repeat: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
+            repeats = [(self.results.get(f"{name}_{s}"), self.results.get(f"{name}_{s}_repeat")) for s in SEEDS]
+            repeats = [pair for pair in repeats if all(pair)]
+            largest = [f"{max(abs(loss(a) - loss(b)) for a, b in repeats):.4f}" if repeats else ""
+                       for loss in (lambda r: r["val_loss"], loss_within, loss_beyond)]
+            losses = [*map(loss_within, self.seeds(name))]
+            sd = f"{statistics.stdev(losses):.4f}" if len(losses) > 2 else NONE
+            rows.append((name, len(repeats) or NONE, *largest, sd))
+        return table(("", "repeats", "largest difference: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
 
     def table_documents(self):
         rows = []
         for seed in SEEDS:
-            pair = self.pairs.get(seed)
-            if not pair or any("documents" not in r["eval"] for r in pair):
+            pair = [self.results.get(f"{name}_{seed}") for name in PAIR]
+            if not all(pair) or any("documents" not in r["eval"] for r in pair):
                 failed = [n for n in PAIR if "diverged" in self.rates.get(f"{n}_{seed}", {})]
                 rows.append((seed, f"{' and '.join(failed)} diverged" if failed else NONE, ""))
                 continue
@@ -165,18 +180,16 @@ class Report:
                       "16,385 to 65,536"), *rows)
 
     def table_context(self):
-        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line)
-                              and not line.name.endswith("_repeat"))
-        rows, titles = [], None
-        for name in names:
-            runs = [r["eval"]["documents"] for r in self.seeds(name) if "documents" in r["eval"]]
-            if runs:
-                titles = runs[0]["contexts"]
-                means = [statistics.fmean(row[k] for d in runs for row in d["last_loss"]) for k in range(len(titles))]
-                rows.append((name, len(runs), *[f"{m:.4f}" for m in means]))
-            else:
-                rows.append((name, 0, NONE, "", "", ""))
-        return table(("", "seeds", *(f"{c:,}" for c in titles or (1024, 4096, 16384, 63488))), *rows)
+        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line))
+        means = {name: {s: [statistics.fmean(column) for column in zip(*r["eval"]["documents"]["last_loss"])]
+                        for s in SEEDS if (r := self.results.get(f"{name}_{s}"))} for name in names}
+        cells = lambda runs, form: [error_of(values, form) for values in zip(*runs)] or [NONE, "", "", ""]
+        rows = [(name, len(found), *cells(found.values(), "{:.4f}")) for name, found in means.items()]
+        one, other = (means[name] for name in PAIR)
+        both = [[a - b for a, b in zip(one[s], other[s])] for s in SEEDS if s in one and s in other]
+        rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, "{:+.4f}")))
+        titles = next((r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0])), (1024, 4096, 16384, 63488))
+        return table(("", "seeds", *(f"{c:,}" for c in titles)), *rows)
 
     def table_pruning(self):
         rows = []
@@ -185,10 +198,10 @@ class Report:
             cells = [NONE, "", "", "", "", ""]
             if runs:
                 costs = [r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"] for r in runs]
-                speed = statistics.fmean(r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"]
-                                         for r in runs)
+                speeds = [r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"] for r in runs if alone(r)]
                 pruned = statistics.fmean(share for r in runs for share in r["eval"]["pruned"])
-                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}", f"{speed:.2f}",
+                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}",
+                         f"{statistics.fmean(speeds):.2f}" if speeds else "shared GPUs",
                          f"{100 * pruned:.1f}%",
                          *(mean_share(r["maps"].get(rule) for r in runs if r.get("maps"))
                            for rule in ("pruned_share", "pruned_share_acp"))]
@@ -206,27 +219,49 @@ class Report:
             runs, cells = [both for both in runs if all(both)], [NONE, "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
-                speeds = [hours(b) / hours(a) for a, b in runs if gpu_of(a) == gpu_of(b)]
-                cells.append(f"{statistics.fmean(speeds):.2f}" if speeds else "other GPUs")
+                speeds = [hours(b) / hours(a) for a, b in runs if gpu_of(a) == gpu_of(b) and alone(a) and alone(b)]
+                cells.append(f"{statistics.fmean(speeds):.2f}" if speeds else "other or shared GPUs")
             rows.append((f"{name} minus {base}", len(runs), *cells))
         return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times"), *rows)
 
-    def table_tasks(self):
-        rows = [("task", "point", *PAIR)]
+    def table_fp8(self):
+        runs = [[self.results.get(f"{n}_{s}") for n in ("fox-pro-fp8", "fox-pro")] for s in SEEDS]
+        found = paired([a["val_loss"] - b["val_loss"] for a, b in runs if a and b] or [math.nan])
+        if found.p is None:
+            return [f"{NONE}: after three pairs."]
+        low, high = found.mean - found.half_width, found.mean + found.half_width
+        return [f"The last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} nats, "
+                f"95% interval {low:+.4f} to {high:+.4f}. "
+                + ("More than 0.01: it stays experimental." if found.mean > 0.01 else
+                   "Not more than 0.01, so that it is not experimental any more.")]
+
+    def points_of_tasks(self, tasks):
+        """{(task, {key: value of the point}, measure): {model: values of its seeds}}, keys and values as text."""
         points = {}
         for name in PAIR:
             for r in self.seeds(name):
-                for task, means in r.get("tasks", {}).items():
-                    for row in plan.unpacked(means):
-                        keys, measure = list(row)[:2], next(iter(list(row)[3:]))
-                        if task == "corrupted":
-                            measure = "rise"
-                        point = task, measure, ", ".join(f"{k} {row[k]}" for k in keys)
-                        if measure in row:
-                            points.setdefault(point, {}).setdefault(name, []).append(row[measure])
-        for (task, measure, at), found in points.items():
-            rows.append((f"{task}: {measure}", at, *(cell_of(found.get(name, [])) for name in PAIR)))
-        return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
+                for task in filter(r.get("tasks", {}).__contains__, tasks):
+                    for row in plan.unpacked(r["tasks"][task]):
+                        at = tuple((k, row[k]) for k in list(row)[:2])
+                        points.setdefault((task, at), {}).setdefault(name, []).append(row[TASKS[task]])
+        return points
+
+    def table_tasks(self):
+        found = self.points_of_tasks(("copy", "conflict", "corrupted"))
+        rows = [(f"{task}: {TASKS[task]}", ", ".join(f"{k} {v:,}" for k, v in at), *(cell_of(of.get(n, [])) for n in PAIR))
+                for (task, at), of in found.items()]
+        return table(("task", "point", *PAIR), *(rows or [("copy, conflict, corrupted", NONE, "", "")]))
+
+    def table_needles(self):
+        points = self.points_of_tasks(NEEDLES)
+        rows = []
+        for at in dict.fromkeys(at for _, at in points):
+            means = [statistics.fmean(points[task, at].get(name, [math.nan])) for name in PAIR for task in NEEDLES]
+            cells = [f"{mean:.0f}" for mean in means]
+            rows.append((*(f"{v:,}" for _, v in at), *cells))
+        steps = [int(task.rpartition("_")[2]) for task in NEEDLES]
+        titles = [f"{name}, {step} steps" if step == 0 else step for name in PAIR for step in steps]
+        return table(("other pairs", "distance", *titles), *(rows or [(NONE, *[""] * (1 + len(titles)))]))
 
     def table_mqar(self):
         drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)

@@ -27,7 +27,7 @@ def result(name, seed, within, beyond, hours, lr=2e-3):
         "validations": [{"step": 512 * i, "hours": hours * i / 8, "loss": within + 8 - i} for i in range(1, 9)],
         "half_lives": {"512": [[10, 100]], "4096": [[20, None]]},
         "eval": {"loss_mean": mean, "perplexity": {"16384": math.exp(within), "65536": math.exp(mean)},
-                 "tokens_per_second": 100, "loss": [[128, 3], [65536, 2]],
+                 "tokens_per_second": 100, "pruned": [0.5], "loss": [[128, 3], [65536, 2]],
                  "documents": {"ends": [1024, 4096, 16384, 32768, 65536], "loss": [row] * DOCUMENTS,
                                "contexts": [1024, 63488], "last_loss": [[within, beyond]] * DOCUMENTS}}}
 
@@ -51,7 +51,7 @@ PAGE.write_text(Path("dev/STUDY.md").read_text())
 done = run()
 assert done.returncode == 0, done.stderr
 page = PAGE.read_text()
-assert [row[2] for row in rows(page, "primary")[2:]] == ["no run yet"] * 3
+assert [row[2] for row in rows(page, "primary")[2:]] == ["no pair yet"] * 3
 assert "claim" not in page.partition("## Results")[2].partition("### Noise")[0]
 
 # training beside the paper's code: the table has the file's numbers, and the README's sentence those of the page
@@ -65,6 +65,10 @@ assert "0.0077 and two runs by 0.0012" in beside and "fox-llama by 0.0024, 0.043
 assert "578K beside 103K tokens/s, 5.6 times" in beside, beside
 first_screen = " ".join(Path("README.md").read_text().split()[:400])
 assert "differs by 0.014 at most over 100 steps, where repeats differ by 0.013" in first_screen, first_screen
+for row in rows(Path("dev/STUDY.md").read_text(), "primary")[2:4]:  # the losses, as the README's caption has them
+    mean, low, high = (f"{abs(float(x)):.3f}" for x in (row[2], *row[3].split(" to ")))
+    assert f"{mean} lower" in first_screen or f"{mean} nats lower" in first_screen, mean
+    assert f"{high} to {low}" in first_screen, row
 picture = FOLDER / paper_code.PICTURE
 if "no matplotlib" not in done.stdout:
     assert all(name in picture.read_text() for name in data["runs"])
@@ -90,7 +94,7 @@ want = sum(math.log((1 - (1 / 8) * -d) / 2) for d in (-0.10, -0.12, -0.08, -0.11
 assert abs(float(primary[2][2]) - want) < 6e-4 and primary[2][6] == "fox-pro", (primary, want)
 chosen = [row[2] for row in rows(page, "rates")[2:4]]
 assert chosen == ["2e-3", "after 1e-3, 2e-3, 5e-3"], chosen
-assert rows(page, "noise")[2][1:4] == ["0.0004", "0.0004", "0.0000"], rows(page, "noise")
+assert rows(page, "noise")[2][1:5] == ["1", "0.0004", "0.0004", "0.0000"], rows(page, "noise")
 variants = {row[0]: row[1:] for row in rows(page, "variants")[2:]}
 assert variants["fox-pro-fp8 minus fox-pro"] == ["3", "+0.0040 ± 0.0012", "+0.0040 ± 0.0012", "+0.2000 ± 0.2000", "1.25"], variants
 assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.2500", "-0.2500", "+0.0000", "0.50"], variants
@@ -127,6 +131,24 @@ assert " Measures that failed: fox-pro-fp8_11 (needle)." in found
 for seed in (13, 14, 15):
     write({**json.loads((RESULTS / f"fox-pro_{seed}.json").read_text()), "device": "one"})
 write(fp8)
+
+# what shared its GPU counts with its loss; its hours are those of its repeat
+pair = [json.loads((RESULTS / f"{name}_12.json").read_text()) for name in ("fox-pro", "transformer-pro")]
+write({**pair[1], "shared_gpu": True})
+write({**json.loads((RESULTS / "fox-pro-fp8_12.json").read_text()), "shared_gpu": True})
+assert run().returncode == 0
+found = rows(PAGE.read_text(), "primary")[2:]
+assert found[:2] == other[:2] and found[2][1] == "4" and found[2][6] == "after 1 more run", found
+assert "times do not count: fox-pro-fp8_12, transformer-pro_12." in PAGE.read_text()
+assert next(row for row in rows(PAGE.read_text(), "runs") if row[0] == "transformer-pro_12")[7] == "120.0, shared"
+write({**pair[1], "name": "transformer-pro_12_repeat", "val_loss": 2.01})
+assert run().returncode == 0
+found = rows(PAGE.read_text(), "primary")[2:]
+assert [row[1:5] for row in found] == [row[1:5] for row in primary] and found[2][6] == "fox-pro", found
+assert rows(PAGE.read_text(), "noise")[3][1:4] == ["1", "0.0100", "0.0000"], rows(PAGE.read_text(), "noise")
+(RESULTS / "transformer-pro_12_repeat.json").unlink()
+write(pair[1])
+write(result("fox-pro-fp8_12", 12, 1.884, 2.8, 0.8))
 
 # the same results give the same bytes; another corpus, and a run that is not in the list, are errors
 assert run().returncode == 0 and PAGE.read_text() == page
@@ -195,6 +217,39 @@ assert all(not row[0].startswith("short") for row in rows(PAGE.read_text(), "run
 assert run().returncode == 0 and rows(PAGE.read_text(), "packed")[2][1:] == ["2", "-0.0450", "", ""]
 write({**packed("short-fox-pro_12", 12, 2.5), "corpus": corpus["name"]})
 assert f"short-fox-pro_12: trained on corpus {corpus['name']}, not {short['name']}" in run().stderr
+
+# what was found: numbers of the results, once all runs that it speaks of are there
+assert rows(PAGE.read_text(), "findings") and "after lr_transformer-pro_1e-3, " in PAGE.read_text()
+write(packed("short-fox-pro_12", 12, 2.5))
+for seed in range(11, 16):
+    for k, (name, loss) in enumerate((("fox-pro", 1.9), ("transformer-pro", 2.0))):
+        tasks = {"copy": plan.packed([{"segment": 64, "gap": gap, "samples": 1, "fall": 2 - k} for gap in (256, 4096, 16384)]),
+                 "conflict": plan.packed([{"stale": 4, "gap": 4096, "samples": 1, "margin": -3 - k}]),
+                 "corrupted": plan.packed([{"length": 16128, "percent": 1, "samples": 1, "rise": 0.1}])}
+        for needle in measures.NEEDLES:
+            tasks[needle] = plan.packed([{"distractors": 63, "gap": gap, "samples": 1, "right": 50 + k} for gap in (16384, 63488)])
+        write({**result(f"{name}_{seed}", seed, loss, 2.5, 1 + k), "tasks": tasks, "maps": {},
+               "pruned_shares": {"512": [0.5], "4096": [0.75]},
+               "unpruned": {"loss_mean": (16384 * loss + 49152 * 2.5) / 65536 + 0.001, "tokens_per_second": 50}})
+for k, rate in enumerate(("1e-3", "2e-3", "5e-3")):
+    write(result(f"lr_fox-pro_{rate}", 1, 2 + abs(k - 1), 3, 1, float(rate)))
+    write(result(f"lr_transformer-pro_{rate}", 1, 2.25 + abs(k - 1), 3, 1, float(rate)))
+for name, right in (("fox-pro", 0.25), ("transformer-pro", 0.75)):
+    for rate in ("5e-4", "2e-3", "5e-3"):
+        write({**task, "name": f"lr_mqar-{name}_{rate}", "lr": float(rate),
+               "validations": [{"step": 100, "hours": 1, "loss": 1, "accuracy": right}]})
+done = run()
+assert done.returncode == 0, done.stderr
+text = PAGE.read_text()
+for sentence in ("fox-pro is best at 2e-3, transformer-pro at 2e-3.", "costs 0.000 and 0.000 nats here",
+                 "fox-pro ends MQAR with 25% right at best, transformer-pro with 75%", "falls by 2.00 nats beside 1.00 after 256",
+                 "(-3.0 and -4.0 nats", "0.100 nats lower, in 5 of 5 pairs", "50% right beside 51% behind 16,384 tokens",
+                 "60% of attention is skipped", "by at most 0.001000 nats and takes 2.0 times as long"):
+    assert sentence in text, sentence
+assert rows(text, "needles")[2] == ["63", "16,384", *["50"] * 5, *["51"] * 5], rows(text, "needles")
+assert rows(text, "context")[4][1:4] == ["5", "-0.1000 ± 0.0000", "+0.0000 ± 0.0000"], rows(text, "context")
+if "no matplotlib" not in done.stdout:
+    assert all((FOLDER / f"study_{name}.svg").exists() for name in ("loss", "position", "tasks", "needles", "gates"))
 
 assert measures.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
 low, high = measures.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])

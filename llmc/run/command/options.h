@@ -147,8 +147,8 @@ ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_U
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
 ROW(FLAG, fp8, "fp8", "", 0, 0, 0, \
-    "experimental: train with the blocks' large GEMMs in FP8, but for weight gradients; models with " \
-    "attention, on GPUs from compute capability 8.9 on") \
+    "train with the blocks' large GEMMs in FP8, but for weight gradients; models with attention, on GPUs " \
+    "from compute capability 8.9 on") \
 GROUP("Many ranks (mpirun, torchrun or srun)") \
 ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank makes no progress for so long") \
