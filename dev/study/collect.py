@@ -10,7 +10,7 @@ the shards. Members, where they were measured:
     name, measures, options          of the line of runs.txt, its learning rate chosen; missing: measures that failed
     seed, lr, corpus                 corpus: the name that CORPUS.json gives it
     device, driver, version          of the machine and the program; resumed: how often the run was interrupted
-    shared_gpu                       true: another program used the GPU; whoever started it adds this. Losses count, times do not
+    shared_gpu                       true: another program was seen on the GPU: losses count, times do not
     config, parameters
     val_loss                         the last validation's
     curve                            of every SPAN steps: the last step, the mean training loss, hours of all steps so

@@ -33,6 +33,7 @@ import plan
 from plan import HERE, ROOT, Error
 from common import run
 
+WATCH = 30  # seconds between two looks at who uses a GPU
 GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
 MOMENTS = 512  # steps between checkpoints, of each of which half-lives are kept
 TASKS = {"copy": (), "conflict": ("--stale", "1,4"), "corrupted": ()}  # of zero_shot.py, with options
@@ -70,6 +71,16 @@ def gpus_of(options):
         except (OSError, subprocess.CalledProcessError):
             raise Error("nvidia-smi found no GPU: name them with --gpus, or --gpus cpu")
     return [gpu for gpu in given.replace(" ", ",").split(",") if gpu]
+
+
+def programs_on(gpu):
+    """How many programs compute on a GPU, as far as nvidia-smi can see."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-i", gpu, "--query-compute-apps=pid", "--format=csv,noheader"], check=True,
+                              capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return len(done.stdout.split())
 
 
 def checkpoints(folder, every):
@@ -171,9 +182,22 @@ class Job:
         self.task = plan.task_of(line)
         self.run_folder = self.folder / "run"
         self.missing = []  # measures that failed
+        self.gpu, self.shared = gpu, self.folder / "shared_gpu"  # a file once another program was seen on the GPU
         self.environment = {**os.environ}
         if gpu != "cpu":
             self.environment["CUDA_VISIBLE_DEVICES"] = gpu
+
+    def wait(self, process, seconds):
+        """Waits for a program, and looks whether another one uses its GPU: then its times do not count."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return process.wait(max(0, min(WATCH, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    raise
+                if self.gpu != "cpu" and programs_on(self.gpu) > 1:
+                    self.shared.touch()
 
     def call(self, *command):
         """Runs a program, its output in WORK/NAME/output.txt. Stopped when the time is over."""
@@ -185,7 +209,7 @@ class Job:
             process = subprocess.Popen([*map(str, command)], stdout=output, stderr=output, cwd=ROOT,
                                        env=self.environment)
             try:
-                code = process.wait(left)
+                code = self.wait(process, left)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGUSR1 if command[0] == self.options.trainer else signal.SIGTERM)
                 try:
@@ -235,6 +259,7 @@ class Job:
     def write_line(self):
         (self.folder / "line.json").write_text(json.dumps({
             "name": self.line.name, "measures": self.line.measures, "options": self.words, "missing": self.missing}
+            | ({"shared_gpu": True} if self.shared.exists() else {})
             | ({"data": " ".join(self.study.data[self.task])} if self.task else {})))
 
     def drawn(self, name, *command):

@@ -64,7 +64,7 @@ dies "nope.json: not there" study --minutes 5 --corpus nope
 dies "--corpus PREFIX is missing" $python dev/study/run.py --minutes 5 --work $scratch/checkpoints --results $scratch/out \
     --trainer ./train_fox --runs $scratch/runs.txt
 
-# a run that is stopped leaves its checkpoint, and the next command goes on from it; runs too long do not start
+# a run that is stopped, here once another program was seen on its GPU, leaves its checkpoint, and the next command goes on from it; runs too long do not start
 check "stopped" $python - $scratch <<'END'
 import sys
 from pathlib import Path
@@ -77,7 +77,11 @@ study = run.Study(run.arguments())
 line, words = study.take()
 job = run.Job(study, line, [*words, "--max-steps", "4"], "cpu")
 job.folder.mkdir(parents=True)
+run.WATCH, run.programs_on, job.gpu = 0, lambda gpu: 1, "0"
 job.train()
+assert not job.shared.exists()
+run.programs_on = lambda gpu: 2  # another program beside this one: the result says so
+job.call(sys.executable, "-c", "")
 (job.folder / "run.done").unlink()
 study.end = 0
 try:
@@ -115,6 +119,7 @@ out = Path(sys.argv[1]) / "out"
 load = lambda name: json.loads((out / f"{name}.json").read_text())
 first, main = load("lr_fox-pro_1e-3"), load("fox-pro_11")
 assert first["resumed"] == 1 and first["steps"] == 8 and first["corpus"] == "tiny", first
+assert first["shared_gpu"] is True and "shared_gpu" not in main
 assert [(v["step"], len(v["by_octave"])) for v in first["validations"]] == [(4, 7), (8, 7)] and "unpruned" not in first
 rates = {name: load(name)["val_loss"] for name in ("lr_fox-pro_1e-3", "lr_fox-pro_4e-3", "lr_fox-pro_1e-2")}
 best = min(rates, key=rates.get)
