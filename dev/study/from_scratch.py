@@ -67,7 +67,8 @@ def draw_mqar(lines, results, plots, path):
     figure, [[steps, pairs, longest]] = plots.panels(3)
     for k, (model, r) in enumerate(best_runs("mqar", lines, results).items()):
         rows = [(v["step"], 100 * v["accuracy"]) for v in r["validations"] if v["accuracy"] is not None]
-        plots.curve(steps, *zip(*rows), k, f"{model}, lr {r['lr']:g}")
+        if rows:
+            plots.curve(steps, *zip(*rows), k, f"{model}, lr {r['lr']:g}")
         for axes, length in ((pairs, "T512"), (longest, "T4096")):
             points = sorted((int(name.rpartition("_n")[2]), 100 * test["accuracy"])
                             for name, test in r["tests"].items() if f"_{length}_" in name)

@@ -52,8 +52,8 @@ def hours_to(result, loss):
 
 
 def hours_ratio(fox, transformer):
-    """log of the hours' ratio, to the last validation loss that both reach; None: on different devices."""
-    if fox["device"] != transformer["device"]:
+    """log of the hours' ratio, to the last validation loss that both reach; None: not on GPUs of one kind of their own."""
+    if fox["device"] != transformer["device"] or not (alone(fox) and alone(transformer)):
         return None
     loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
     return math.log(hours_to(fox, loss) / hours_to(transformer, loss))
@@ -71,7 +71,7 @@ def first_below(result, loss):
     return next((f"{row[0]:,}" for row in result["curve"] if row[1] is not None and row[1] < loss), "never")
 
 
-PRIMARY = [  # name, difference of a pair, how a difference is printed
+PRIMARY = [  # name, difference of a pair, how a difference is printed; hours are those of the repeats
     ("loss at positions 1 to 16,384, nats", lambda f, t: loss_within(f) - loss_within(t), "{:+.4f}"),
     ("loss at positions 16,385 to 65,536, nats", lambda f, t: loss_beyond(f) - loss_beyond(t), "{:+.4f}"),
     ("GPU-hours to the same validation loss, log of the ratio", hours_ratio, "{:+.3f}"),
@@ -119,16 +119,21 @@ def table(*rows):
 
 def cell_of(values):
     """Mean and standard error over seeds."""
+    values = [*values]
     if not values:
         return NONE
     error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
     return f"{statistics.fmean(values):.3f}{error} ({len(values)})"
 
 
-def error_of(values, form="{:+.4f}"):
+def rms(values):
+    return math.sqrt(statistics.fmean(x * x for x in values))
+
+
+def error_of(values, digits=4, sign="+"):
     """Mean of values of seeds and, over at least MIN_PAIRS of them, its standard error."""
-    found = paired(values)
-    return form.format(found.mean) + (f" ± {found.error:.4f}" if found.p is not None else "")
+    found = paired([*values])
+    return f"{found.mean:{sign}.{digits}f}" + (f" ± {found.error:.{digits}f}" if found.p is not None else "")
 
 
 def mean_share(tables):

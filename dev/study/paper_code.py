@@ -6,7 +6,7 @@ difference of their losses over every step, for fox-pro also the largest one of 
 """
 from plan import HERE, read_json
 
-PICTURE = "study_paper_code.svg"
+PICTURE = "study/paper_code.svg"
 REPEATS = "two_runs_of_this_program"
 
 

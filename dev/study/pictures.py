@@ -1,20 +1,23 @@
 """
-The pictures of STUDY.md, dev/pictures/study_*.svg. Lines are means over seeds, bands reach from the lowest to the highest.
+The pictures of STUDY.md, dev/pictures/study/*.svg. Lines are means over seeds, bands and bars reach from
+the lowest to the highest.
 """
-import collections
 import statistics
 import sys
+from pathlib import Path
 
 import from_scratch
 import paper_code
-from measures import NEEDLES, PAIR, TRAINED, alone, gpu_of
+from measures import NEEDLES, PAIR, SEEDS, TRAINED, alone, gpu_of
 from plan import ROOT
 
 
-def lines(plots, axes, points, k, label=None, curves=1):
-    """The mean over runs, and a band from the lowest to the highest; points: of each run [(x, y)]."""
-    x, ys = [p[0] for p in points[0]], [[p[1] for p in run] for run in points]
-    plots.curve(axes, x, [statistics.fmean(y) for y in zip(*ys)], k, label, plots.band_of(ys), curves)
+def lines(plots, axes, points, k, label=None):
+    """The mean over the runs that have what the first has, and a band from the lowest to the highest; points: [(x, y)] of
+    each run."""
+    x = [p[0] for p in points[0]]
+    ys = [[p[1] for p in run] for run in points if [p[0] for p in run] == x]
+    plots.curve(axes, x, [statistics.fmean(y) for y in zip(*ys)], k, label, plots.band_of(ys))
 
 
 def labelled(report):
@@ -24,32 +27,30 @@ def labelled(report):
 
 
 def draw_loss(report, plots, path):
-    """Training loss by tokens, and by minutes of runs that had their GPU, of the most frequent kind, for themselves."""
-    figure, [[tokens, hours]] = plots.panels(2)
-    groups = labelled(report)
-    [(gpu, _)] = collections.Counter(gpu_of(r) for _, _, runs in groups for r in runs).most_common(1)
-    for k, label, runs in groups:
-        count = len(runs[0]["curve"])
-        runs = [r for r in runs if len(r["curve"]) == count]
-        # 16 steps are 1 Mi tokens
-        lines(plots, tokens, [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label, len(groups))
-        timed = [r for r in runs if gpu_of(r) == gpu and alone(r)]
-        if timed:
-            x = [statistics.fmean(60 * r["curve"][i][2] for r in timed) for i in range(count)]
-            lines(plots, hours, [[(at, row[1]) for at, row in zip(x, r["curve"])] for r in timed], k, curves=len(groups))
-    tokens.set(xlabel="tokens, Mi", ylabel="training loss, nats", ylim=(None, 4))
-    hours.set(xlabel=f"minutes of training steps on {gpu}", ylim=(None, 4))
+    """Training loss by tokens, and by minutes of the repeats, which have their GPUs for themselves."""
+    found = {name: [report.results.get(f"{name}_{s}_repeat") for s in SEEDS] for name in PAIR}
+    repeats = {name: [r for r in runs if r and alone(r)] for name, runs in found.items()}
+    repeats = all(repeats.values()) and repeats
+    figure, [panels] = plots.panels(1 + bool(repeats))
+    for k, label, runs in labelled(report):  # 16 steps are 1 Mi tokens
+        lines(plots, panels[0], [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
+    for k, (name, runs) in enumerate((repeats or {}).items()):
+        minutes = [60 * statistics.fmean(column) for column in zip(*([row[2] for row in r["curve"]] for r in runs))]
+        lines(plots, panels[1], [[(at, row[1]) for at, row in zip(minutes, r["curve"])] for r in runs], k)
+        panels[1].set_xlabel(f"minutes of training steps on {gpu_of(runs[0])}")
+    for axes in panels:
+        axes.set_ylim(None, 4)
+    panels[0].set(xlabel="tokens, Mi", ylabel="training loss, nats")
     plots.save(figure, path)
 
 
 def draw_position(report, plots, path):
     figure, [[position, mean]] = plots.panels(2)
-    groups = labelled(report)
-    for k, label, runs in groups:
+    for k, label, runs in labelled(report):
         at = [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs]
         up_to = [[(int(length), p) for length, p in r["eval"]["perplexity"].items()] for r in runs]
-        lines(plots, position, at, k, label, len(groups))
-        lines(plots, mean, up_to, k, curves=len(groups))
+        lines(plots, position, at, k, label)
+        lines(plots, mean, up_to, k)
     position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
     mean.set(xlabel="length l", ylabel="perplexity P(l)")
     for axes in (position, mean):
@@ -70,9 +71,9 @@ def draw_points(plots, axes, found, k, label=None):
 
 def points_of(report, task, name, **fixed):
     """[(x, values of the seeds)] of a task's points with the values `fixed`, x being the other key."""
-    return [(next(v for key, v in at if key not in fixed), found[name])
+    return [(next(v for key, v in at if key not in fixed), [*found[name].values()])
             for (_, at), found in report.points_of_tasks((task,)).items()
-            if name in found and fixed.items() <= dict(at).items()]
+            if found[name] and fixed.items() <= dict(at).items()]
 
 
 def draw_tasks(report, plots, path):
@@ -101,7 +102,8 @@ def draw_needles(report, plots, path):
         for k, name in enumerate(PAIR):
             for task in (NEEDLES[-1], NEEDLES[0]):
                 label = f"{name}, {int(task.rpartition('_')[2])} steps" if axes is panels[0] else None
-                draw_points(plots, axes, points_of(report, task, name, distractors=count), k + 2 * (task == NEEDLES[0]), label)
+                points = points_of(report, task, name, distractors=count)
+                draw_points(plots, axes, points, k + 2 * (task == NEEDLES[0]), label)
         axes.set(xlabel="tokens between value and question", ylim=(-3, 103))
         plots.caption(axes, f"{count} other pairs")
         plots.mark(axes, TRAINED)
@@ -118,19 +120,29 @@ def draw_gates(report, plots, path):
     for k, (step, layers) in enumerate((moments[0], moments[-1])):
         points = [(i + k * 0.3 - 0.15, life) for i, layer in enumerate(layers) for life in layer if life]
         color = plots.look(k)["color"]
-        lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=f"step {step}, seed {fox[0]['seed']}")
+        if points:
+            label = f"step {step}, seed {fox[0]['seed']}"
+            lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=label)
     plots.layer_ticks(lives, len(layers))
     lives.set(ylabel="half-life, tokens")
     plots.log_scale(lives, "y")
     pruned = [r for r in fox if r.get("pruned_shares")]
+    share_of = lambda r: [(int(step), 100 * statistics.fmean(layers)) for step, layers in r["pruned_shares"].items()]
     if pruned:
-        lines(plots, shares, [[(int(step), 100 * statistics.fmean(layers)) for step, layers in r["pruned_shares"].items()]
-                              for r in pruned], 2, f"{PAIR[0]}, {len(pruned)} seeds")
+        lines(plots, shares, [*map(share_of, pruned)], 2, f"{PAIR[0]}, {len(pruned)} seeds")
     shares.set(xlabel="step", ylabel="blocks pruned of one document, %", ylim=(0, 100))
     plots.save(figure, path)
 
 
-PICTURES = {"loss": draw_loss, "position": draw_position, "tasks": draw_tasks, "needles": draw_needles, "gates": draw_gates}
+PICTURES = {  # what draws it, and its caption on the page
+    "loss": (draw_loss, "Training loss, mean of 64 steps, by tokens, and by minutes of the repeats once they have run."),
+    "position": (draw_position, "Held-out loss L(i) by position in bins of a sixth of an octave, and perplexity P(l) of the "
+                 "first l positions, over 256 documents."),
+    "tasks": (draw_tasks, "Zero-shot tasks: copies, conflicts with one and with four older continuations, corrupted context."),
+    "needles": (draw_needles, "Needles before tuning and after 256 steps of it."),
+    "gates": (draw_gates, "Half-lives of all heads of one seed at the first and the last moment; blocks pruned of the first "
+              "16,384 tokens of one document."),
+}
 
 
 def names(report):
@@ -144,9 +156,10 @@ def names(report):
 def draw(report, folder):
     sys.path.insert(0, str(ROOT / "scripts/eval"))
     import plots
+    Path(folder, "study").mkdir(exist_ok=True)
     paper_code.draw(paper_code.load(), plots, folder)
     if from_scratch.best_runs("mqar", report.all_lines, report.all_results):
-        from_scratch.draw_mqar(report.all_lines, report.all_results, plots, f"{folder}/study_mqar.svg")
-    report.packed.draw(plots, f"{folder}/study_packed.svg")
+        from_scratch.draw_mqar(report.all_lines, report.all_results, plots, f"{folder}/study/mqar.svg")
+    report.packed.draw(plots, f"{folder}/study/packed.svg")
     for name in names(report):
-        PICTURES[name](report, plots, f"{folder}/study_{name}.svg")
+        PICTURES[name][0](report, plots, f"{folder}/study/{name}.svg")

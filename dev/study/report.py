@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
-dev/pictures/study_*.svg, from dev/study/results/*.json (collect.py) and paper_code.json alone:
+dev/pictures/study/*.svg, from dev/study/results/*.json (collect.py) and paper_code.json alone:
 
     dev/study/report.py [--results FOLDER] [--page STUDY.md] [--pictures FOLDER]
 
@@ -23,7 +23,7 @@ import pictures
 import plan
 from common import paired, run, write_file
 from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, error_of,
-                      first_below, gpu_of, holm, hours_ratio, loss_beyond, loss_within, mean_in, mean_share, table)
+                      first_below, gpu_of, holm, hours_ratio, loss_beyond, loss_within, mean_in, mean_share, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
@@ -63,8 +63,7 @@ class Report:
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."
-                + (f" On a GPU that ran something else beside them, so that their times do not count: {', '.join(shared)}."
-                   if shared else "")
+                + (f" These shared their GPU, so that their times are not used: {', '.join(shared)}." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
 
@@ -78,7 +77,8 @@ class Report:
         """Links of what draw() draws."""
         if not self.drawn():
             return [f"Pictures: {NONE}."]
-        return [f"![{name.replace('_', ' ')}](pictures/study_{name}.svg)" for name in pictures.names(self)]
+        captions = [(name, pictures.PICTURES[name][1]) for name in pictures.names(self)]
+        return [line for name, text in captions for line in (f"![{text}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
 
     def drawn(self):
         """{name: runs} of what the pictures compare."""
@@ -99,36 +99,31 @@ class Report:
             rows.append((group, ", ".join(cells), chosen, ", ".join(again)))
         return table(*rows)
 
-    def timed(self, name, seed):
-        """The run of a seed, or its repeat, that had its GPU for itself; None: there is none yet."""
-        runs = [self.results.get(f"{name}_{seed}{repeat}") for repeat in ("", "_repeat")]
-        return next((r for r in runs if r and alone(r)), None)
-
     def table_primary(self):
         rows, tested = [], []
         for title, difference, form in PRIMARY:
-            run_of = self.timed if difference is hours_ratio else lambda name, seed: self.results.get(f"{name}_{seed}")
-            pairs = [[run_of(name, s) for name in PAIR] for s in SEEDS]
-            left = [name for pair, s in zip(pairs, SEEDS) for r, name in zip(pair, PAIR)
-                    if not r and "diverged" not in self.rates.get(f"{name}_{s}", {})]
+            names = [[f"{name}_{s}{'_repeat' * (difference is hours_ratio)}" for name in PAIR] for s in SEEDS]
+            pairs = [[self.results.get(name) for name in pair] for pair in names]
             values = [d for pair in pairs if all(pair) and (d := difference(*pair)) is not None]
-            # five pairs were promised: nothing is claimed on the way
-            waits = f"after {len(left)} more run{'s' * (len(left) > 1)}" if left else ""
-            rows.append([title, len(values), "no pair yet", "", "", "", waits])
-            if not values:
-                continue
-            found = paired(values)
-            rows[-1][2] = form.format(found.mean)
-            if found.p is not None:
-                low, high = found.mean - found.half_width, found.mean + found.half_width
-                rows[-1][3:5] = f"{form.format(low)} to {form.format(high)}", f"{found.p:.2g}"
-                if not left:
-                    tested.append((len(rows) - 1, found.p))
-        # a comparison that is not there yet, or has too few pairs of one kind of GPU, counts among the three
+            left = sum(name not in self.rates for pair in names for name in pair)
+            rows.append([title, len(values), "no pair yet", "", "", "", ""])
+            if values:
+                found = paired(values)
+                rows[-1][2] = form.format(found.mean)
+                if found.p is not None:
+                    low, high = found.mean - found.half_width, found.mean + found.half_width
+                    rows[-1][3:5] = f"{form.format(low)} to {form.format(high)}", f"{found.p:.2g}"
+            if left:
+                rows[-1][6] = f"after {left} more run{'s' * (left > 1)}"
+            elif len(values) < len(SEEDS):  # five pairs were promised
+                rows[-1][6] = "no claim: pairs are missing"
+            else:
+                tested.append((rows[-1], found.p))
+        # a comparison that is not there counts among the three
         adjusted = holm([p for _, p in tested] + [1] * (len(PRIMARY) - len(tested)))
-        for (i, _), p in zip(tested, adjusted):
-            rows[i][5] = f"{p:.2g}"
-            rows[i][6] = "no claim" if p >= 0.05 else "fox-pro" if rows[i][2][0] == "-" else "transformer-pro"
+        for (row, _), p in zip(tested, adjusted):
+            row[5] = f"{p:.2g}"
+            row[6] = "no claim" if p >= 0.05 else "fox-pro" if row[2][0] == "-" else "transformer-pro"
         return table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows)
 
     def row_of(self, name, r):
@@ -148,16 +143,17 @@ class Report:
                       "step below 3", "below 2"), *rows)
 
     def table_noise(self):
+        """The standard deviation of a run: of repeats, whose differences have twice its variance, and over seeds."""
         rows = []
         for name in PAIR:
             repeats = [(self.results.get(f"{name}_{s}"), self.results.get(f"{name}_{s}_repeat")) for s in SEEDS]
             repeats = [pair for pair in repeats if all(pair)]
-            largest = [f"{max(abs(loss(a) - loss(b)) for a, b in repeats):.4f}" if repeats else ""
-                       for loss in (lambda r: r["val_loss"], loss_within, loss_beyond)]
+            sds = [f"{rms([loss(a) - loss(b) for a, b in repeats]) / math.sqrt(2):.4f}" if repeats else ""
+                   for loss in (lambda r: r["val_loss"], loss_within, loss_beyond)]
             losses = [*map(loss_within, self.seeds(name))]
             sd = f"{statistics.stdev(losses):.4f}" if len(losses) > 2 else NONE
-            rows.append((name, len(repeats) or NONE, *largest, sd))
-        return table(("", "repeats", "largest difference: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
+            rows.append((name, len(repeats) or NONE, *sds, sd))
+        return table(("", "repeats", "sd of repeats: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
 
     def table_documents(self):
         rows = []
@@ -183,11 +179,11 @@ class Report:
         names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line))
         means = {name: {s: [statistics.fmean(column) for column in zip(*r["eval"]["documents"]["last_loss"])]
                         for s in SEEDS if (r := self.results.get(f"{name}_{s}"))} for name in names}
-        cells = lambda runs, form: [error_of(values, form) for values in zip(*runs)] or [NONE, "", "", ""]
-        rows = [(name, len(found), *cells(found.values(), "{:.4f}")) for name, found in means.items()]
+        cells = lambda runs, sign="": [error_of(values, 4, sign) for values in zip(*runs)] or [NONE, "", "", ""]
+        rows = [(name, len(found), *cells(found.values())) for name, found in means.items()]
         one, other = (means[name] for name in PAIR)
         both = [[a - b for a, b in zip(one[s], other[s])] for s in SEEDS if s in one and s in other]
-        rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, "{:+.4f}")))
+        rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, "+")))
         titles = next((r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0])), (1024, 4096, 16384, 63488))
         return table(("", "seeds", *(f"{c:,}" for c in titles)), *rows)
 
@@ -200,13 +196,13 @@ class Report:
                 costs = [r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"] for r in runs]
                 speeds = [r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"] for r in runs if alone(r)]
                 pruned = statistics.fmean(share for r in runs for share in r["eval"]["pruned"])
-                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}",
-                         f"{statistics.fmean(speeds):.2f}" if speeds else "shared GPUs",
+                cells = [f"{1e6 * statistics.fmean(costs):+.1f}", f"{1e6 * max(costs, key=abs):+.0f}",
+                         f"{statistics.fmean(speeds):.2f}, {len(speeds)} runs" if speeds else "shared GPUs",
                          f"{100 * pruned:.1f}%",
                          *(mean_share(r["maps"].get(rule) for r in runs if r.get("maps"))
                            for rule in ("pruned_share", "pruned_share_acp"))]
             rows.append((name, len(runs), *cells))
-        return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without",
+        return table(("", "seeds", "loss with minus without pruning, 1e-6 nats", "largest", "speed with to without",
                       "blocks pruned, T = 65,536", "of one document, T = 16,384", "by ACP's rule"), *rows)
 
     def table_variants(self):
@@ -230,42 +226,51 @@ class Report:
         if found.p is None:
             return [f"{NONE}: after three pairs."]
         low, high = found.mean - found.half_width, found.mean + found.half_width
-        return [f"The last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} nats, "
-                f"95% interval {low:+.4f} to {high:+.4f}. "
-                + ("More than 0.01: it stays experimental." if found.mean > 0.01 else
-                   "Not more than 0.01, so that it is not experimental any more.")]
+        return [f"Last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} "
+                f"nats, 95% interval {low:+.4f} to {high:+.4f}. By the rule above `--fp8` "
+                + ("stays experimental." if found.mean > 0.01 else
+                   f"is no longer experimental; a cost of up to {max(high, 0):.3f} nats is not excluded.")]
 
     def points_of_tasks(self, tasks):
-        """{(task, {key: value of the point}, measure): {model: values of its seeds}}, keys and values as text."""
+        """{(task, ((key, value), (key, value)) of the point): {model: {seed: value}}}"""
         points = {}
-        for name in PAIR:
-            for r in self.seeds(name):
-                for task in filter(r.get("tasks", {}).__contains__, tasks):
-                    for row in plan.unpacked(r["tasks"][task]):
-                        at = tuple((k, row[k]) for k in list(row)[:2])
-                        points.setdefault((task, at), {}).setdefault(name, []).append(row[TASKS[task]])
+        for name, seed in ((name, seed) for name in PAIR for seed in SEEDS):
+            found = self.results.get(f"{name}_{seed}", {}).get("tasks", {})
+            for task in filter(found.__contains__, tasks):
+                for row in plan.unpacked(found[task]):
+                    at = tuple((k, row[k]) for k in list(row)[:2])
+                    points.setdefault((task, at), {name: {} for name in PAIR})[name][seed] = row[TASKS[task]]
         return points
 
     def table_tasks(self):
-        found = self.points_of_tasks(("copy", "conflict", "corrupted"))
-        rows = [(f"{task}: {TASKS[task]}", ", ".join(f"{k} {v:,}" for k, v in at), *(cell_of(of.get(n, [])) for n in PAIR))
-                for (task, at), of in found.items()]
-        return table(("task", "point", *PAIR), *(rows or [("copy, conflict, corrupted", NONE, "", "")]))
+        rows = []
+        for (task, at), found in self.points_of_tasks(("copy", "conflict", "corrupted")).items():
+            one, other = (found[name] for name in PAIR)
+            both = [one[s] - other[s] for s in one if s in other]
+            rows.append((f"{task}: {TASKS[task]}", ", ".join(f"{k} {v:,}" for k, v in at), cell_of(one.values()),
+                         cell_of(other.values()), error_of(both, 3) if both else ""))
+        return table(("task", "point", *PAIR, "difference, paired by seed"), *(rows or [("copy", NONE, "", "", "")]))
 
     def table_needles(self):
         points = self.points_of_tasks(NEEDLES)
         rows = []
         for at in dict.fromkeys(at for _, at in points):
-            means = [statistics.fmean(points[task, at].get(name, [math.nan])) for name in PAIR for task in NEEDLES]
-            cells = [f"{mean:.0f}" for mean in means]
+            cells = []
+            for task in NEEDLES:
+                one, other = (points.get((task, at), {}).get(name, {}) for name in PAIR)
+                both = [s for s in one if s in other]
+                means = [statistics.fmean(of[s] for s in both) for of in (one, other) if both]
+                cells.append(" and ".join(f"{mean:.0f}" for mean in means))
+                if task == NEEDLES[-1]:
+                    cells.append(error_of([one[s] - other[s] for s in both], 0) if both else "")
             rows.append((*(f"{v:,}" for _, v in at), *cells))
-        steps = [int(task.rpartition("_")[2]) for task in NEEDLES]
-        titles = [f"{name}, {step} steps" if step == 0 else step for name in PAIR for step in steps]
-        return table(("other pairs", "distance", *titles), *(rows or [(NONE, *[""] * (1 + len(titles)))]))
+        steps = [f"{int(task.rpartition('_')[2])} steps" for task in NEEDLES]
+        titles = ("other pairs", "distance", *steps, "difference after the last")
+        return table(titles, *(rows or [(NONE, *[""] * (len(titles) - 1))]))
 
     def table_mqar(self):
         drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)
-        picture = ["![accuracy of MQAR by step and by pairs](pictures/study_mqar.svg)", ""] if drawn else []
+        picture = ["![accuracy of MQAR by step and by pairs](pictures/study/mqar.svg)", ""] if drawn else []
         return picture + table(*from_scratch.rows_of_task("mqar", self.all_lines, self.all_results, self.data))
 
     def table_overwritten(self):

@@ -33,7 +33,7 @@ import plan
 from plan import HERE, ROOT, Error
 from common import run
 
-WATCH = 30  # seconds between two looks at who uses a GPU
+WATCH = 10  # seconds between two looks at who uses a GPU
 GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
 MOMENTS = 512  # steps between checkpoints, of each of which half-lives are kept
 TASKS = {"copy": (), "conflict": ("--stale", "1,4"), "corrupted": ()}  # of zero_shot.py, with options
