@@ -21,6 +21,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/core_time.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/memory.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
@@ -981,8 +982,7 @@ static void model_update(Model* model, const AdamWParams* adamw, double grad_sca
     }
 }
 
-// With several ranks: each gets its shard of the sums of all ranks' gradients, and after the update all
-// weights.
+// With several ranks: each gets its shard of the sum of gradients, and after the update all weights.
 static void model_reduce_gradients(Model* model) {
     for (int b = model->shard.num_buckets - 1; model->shard.size > 1 && b >= 0; b--)
         mpi_reduce_scatter(model->grads, model->scratch, &model->shard, b, sizeof(real));
@@ -996,8 +996,7 @@ static void model_gather_weights(Model* model) {
 // inference (llmc/inference/cpu)
 
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
-    const Pass pass =
-        pass_plan(&model->config, &model->table, 1, 1); // has no memory: the cache's own tables do
+    const Pass pass = pass_plan(&model->config, &model->table, 1, 1); // no memory: the cache has its own
     Layer layer = model_layer(model, &pass, 0);
     layer.grads = NULL;
     return cache_allocate(&layer, mixers[model->config.mixer], &mlp, sizes);
@@ -1095,14 +1094,17 @@ static int64_t run_cache_bytes(const void* of, const CacheSizes* sizes) {
     return cache_bytes(&run->config, &run->table, mixers[run->config.mixer], &mlp, sizes);
 }
 
-static void print_plan(const Run* run) {
+static CpuPlan make_plan(const Run* run) {
     const Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
-    plan_print_cpu(run, pass_bytes(&pass, run->config.num_hidden_layers),
-                   training_cache_bytes(run, run_cache_bytes, run), sizeof(real), omp_get_max_threads());
+    return (CpuPlan){run, pass_bytes(&pass, run->config.num_hidden_layers),
+                     training_cache_bytes(run, run_cache_bytes, run), sizeof(real), omp_get_max_threads()};
 }
+
+static void print_plan(const Run* run) { plan_print_cpu(make_plan(run)); }
 
 static Model* trainer_open(Run* run) {
     size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
+    if (run->mode == RUN_TRAIN) plan_check_cpu(make_plan(run), memory_left(""));
     Model* model = (Model*)xcalloc(1, sizeof *model);
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it
@@ -1122,8 +1124,6 @@ static void trainer_close(Model* model) {
     model_free(model);
     free(model);
 }
-
-static void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
 
 // Copies the shard's part of the weights between the flat buffer and a buffer of the shard.
 static void copy_params(Model* model, real* shard, bool to_shard) {
@@ -1168,7 +1168,7 @@ static const Trainer trainer = {
     .print_plan = print_plan,
     .open = trainer_open,
     .close = trainer_close,
-    .host_alloc = host_alloc,
+    .host_alloc = allocate_zeros,
     .host_free = free,
     .download = download,
     .upload = upload,

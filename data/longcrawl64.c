@@ -107,11 +107,7 @@ static Options parse_options(int argc, char** argv) {
     if (!o.out) die("--out is missing: the path prefix of the shards");
     if (o.source == MIRROR && strcmp(o.split, "train") == 0)
         o.tokens = mirror_tokens(o.tokens, o.columns, o.at_most);
-    if (!o.dry_run) return o;
-    const int64_t documents = (o.tokens - 1) / o.columns + 1, tokens = documents * o.columns;
-    printf("%s: %lld documents of %lld tokens, %lld tokens, %.1f GB\n", o.split, (long long)documents,
-           (long long)o.columns, (long long)tokens, 2e-9 * (double)tokens);
-    exit(EXIT_SUCCESS);
+    return o;
 }
 
 // ----------------------------------------------------------------------------
@@ -221,6 +217,10 @@ static bool open_source(Work* w, Error* err) {
     if (w->remote) {
         if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
             return fail(err, "--source %s: must be a folder or start with https:// or http://", o->source);
+        if (o->dry_run) { // no server is asked: it has all of LongCrawl64, or less
+            w->array = (ZarrArray){longcrawl64_documents(o->split), LONGCRAWL64_COLUMNS, 0, 0};
+            return true;
+        }
         snprintf(cache, sizeof cache, "%s.cache", o->out);
         join_name(w->array_url, o->source, name);
         join_name(w->array_folder, o->cache ? o->cache : cache, name);
@@ -237,6 +237,30 @@ static bool open_source(Work* w, Error* err) {
         ok = fail(err, "%.500s: %.500s", path, why.msg);
     free(text);
     return ok;
+}
+
+// Sets the number of documents, if the array has as many.
+static bool count_documents(Work* w, Error* err) {
+    const Options* o = w->options;
+    const int64_t D = o->columns, rows = w->array.rows;
+    if (D > w->array.columns)
+        return fail(err, "--columns %lld: a document of %s.zarr has %lld tokens", (long long)D, o->split,
+                    (long long)w->array.columns);
+    w->documents = (o->tokens - 1) / D + 1;
+    if (w->documents <= rows) return true;
+    return fail(err, "--tokens %lld: requires %lld documents of %lld, but %s.zarr has %lld (%lld tokens)",
+                (long long)o->tokens, (long long)w->documents, (long long)D, o->split, (long long)rows,
+                (long long)(rows * D));
+}
+
+static int print_plan(Work* w) {
+    Error err;
+    const int64_t D = w->options->columns;
+    if (!open_source(w, &err) || !count_documents(w, &err)) die("%s", err.msg);
+    printf("%s: %lld documents of %lld tokens, %lld tokens, %.1f GB\n", w->options->split,
+           (long long)w->documents, (long long)D, (long long)(w->documents * D),
+           2e-9 * (double)(w->documents * D));
+    return EXIT_SUCCESS;
 }
 
 // Shard s consists of the rows of chunks [first_row, end_row).
@@ -267,9 +291,7 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     if (!shard_read_header(path, &h, &why))
         return fail(err, "%.900s; remove this file or choose another --out", why.msg);
     if (h.masked)
-        return fail(err,
-                    "%.900s: has a mask, and is no shard of LongCrawl64; remove this file or choose another "
-                    "--out",
+        return fail(err, "%.900s: has a mask, unlike LongCrawl64; remove this file or choose another --out",
                     path);
     int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
     if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
@@ -286,14 +308,7 @@ static bool make_plan(Work* w, Error* err) {
     const Options* o = w->options;
     const ZarrArray* a = &w->array;
     int64_t D = o->columns;
-    if (D > a->columns)
-        return fail(err, "--columns %lld: a document of %s.zarr has %lld tokens", (long long)D, o->split,
-                    (long long)a->columns);
-    w->documents = (o->tokens - 1) / D + 1;
-    if (w->documents > a->rows)
-        return fail(err, "--tokens %lld: requires %lld documents of %lld, but %s.zarr has %lld (%lld tokens)",
-                    (long long)o->tokens, (long long)w->documents, (long long)D, o->split, (long long)a->rows,
-                    (long long)(a->rows * D));
+    if (!count_documents(w, err)) return false;
     w->chunk_cols = (D - 1) / a->chunk_columns + 1;
     // shards consist of whole rows of chunks: chunks are deleted with their shard and must not be needed by
     // the next
@@ -500,23 +515,7 @@ static void delete_chunks(Work* w, int64_t s) {
         }
 }
 
-// Creates or removes PREFIX_SPLIT_incomplete.bin, an empty file that exists until all shards do. The pattern
-// PREFIX_SPLIT_*.bin includes it, and the loader refuses it: a part of the data does not pass for the whole.
-static bool mark_incomplete(const Work* w, bool incomplete, Error* err) {
-    char path[PATH_LENGTH], folder[PATH_LENGTH];
-    snprintf(path, sizeof path, "%.4000s_%s_incomplete.bin", w->options->out, w->shard_split);
-    shard_folder(folder, w->options->out);
-    if (incomplete) {
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd < 0) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-        close(fd);
-    } else if (unlink(path) != 0 && errno != ENOENT) {
-        return fail(err, "%s: cannot remove: %s", path, strerror(errno));
-    }
-    return flush_folder(folder, err);
-}
-
-// Writes all shards that are not complete.
+// Writes all shards that are not complete, and then removes the mark.
 static bool write_shards(Work* w, Error* err) {
     const Options* o = w->options;
     const ZarrArray* a = &w->array;
@@ -547,7 +546,7 @@ static bool write_shards(Work* w, Error* err) {
     free(out.chunk);
     free(out.row);
     free(out.tokens);
-    return ok;
+    return ok && shard_set_mark(o->out, w->shard_split, false, err);
 }
 
 // Deletes the cache's .zarray and its folders, except folders that contain other files.
@@ -569,6 +568,7 @@ int main(int argc, char** argv) {
     Error err;
     work.options = &options;
     work.shard_split = strcmp(options.split, "train") == 0 ? "train" : "val";
+    if (options.dry_run) return print_plan(&work);
     if (!shard_set_lock(options.out, work.shard_split, &err)) die("--out %s", err.msg);
     stop_init(&work.stop);
     stop_on_signals(&work.stop);
@@ -576,9 +576,9 @@ int main(int argc, char** argv) {
     if (!open_source(&work, &err) || !make_plan(&work, &err) ||
         (options.vocab && !tokenizer_file_gpt2(options.out, work.shard_split, options.vocab, &err)))
         stop_and_die(&work, &err);
-    if (!mark_incomplete(&work, true, &err)) stop_and_die(&work, &err);
+    if (!shard_set_mark(options.out, work.shard_split, true, &err)) stop_and_die(&work, &err);
     if (work.remote) start_fetchers(&work);
-    if (!write_shards(&work, &err) || !mark_incomplete(&work, false, &err)) stop_and_die(&work, &err);
+    if (!write_shards(&work, &err)) stop_and_die(&work, &err);
     for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
     delete_cache(&work);
     if (work.unverified)

@@ -1,7 +1,7 @@
 /*
-The copy of LongCrawl64 on Hugging Face, the source of data/longcrawl64 unless --source names another. It has all of
-heldout, and of train the first documents, about a tenth. That it has their later columns too, behind the 16384 that the
-paper trains on, is not confirmed.
+What LongCrawl64 has, and the copy of it on Hugging Face, the source of data/longcrawl64 unless --source names
+another. The copy has all of heldout, and of train the first documents, about a tenth. That it has their later
+columns too, behind the 16384 that the paper trains on, is not confirmed.
 */
 #pragma once
 
@@ -9,7 +9,11 @@ paper trains on, is not confirmed.
 
 static const char MIRROR[] =
     "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32";
-enum { MIRROR_DOCUMENTS = 655360, MIRROR_COLUMNS = 65536 }; // of train
+enum { LONGCRAWL64_COLUMNS = 65536, MIRROR_DOCUMENTS = 655360 }; // of the copy's train
+
+static inline int64_t longcrawl64_documents(const char* split) {
+    return strcmp(split, "train") == 0 ? 6609334 : 52131;
+}
 
 // The tokens of train to write, of `columns` a document: as many as are wanted. Dies where the copy has fewer, or with
 // at_most returns those.
@@ -23,5 +27,5 @@ static inline int64_t mirror_tokens(int64_t wanted, int64_t columns, bool at_mos
         "what it has repeatedly",
         (long long)wanted, (long long)documents, (long long)columns, (double)documents / MIRROR_DOCUMENTS,
         MIRROR_DOCUMENTS, (double)(MIRROR_DOCUMENTS * columns) / Gi,
-        (double)MIRROR_DOCUMENTS * MIRROR_COLUMNS / Gi, MIRROR_COLUMNS);
+        (double)MIRROR_DOCUMENTS * LONGCRAWL64_COLUMNS / Gi, LONGCRAWL64_COLUMNS);
 }

@@ -105,7 +105,7 @@ def log_line(path, number, text):
         raise BadLine(f"{path}: line {number}: 'event' is missing or not of the kind that a run writes")
     bad = bad_member(line, LOG_MEMBERS.get(event, {}))
     if event == "run":
-        bad = bad or bad_member(line["options"], {})
+        bad = bad or bad_member(line["options"], {"seed": int} if "seed" in line["options"] else {})
     for row in line.get("by_position", []) if not bad else []:
         bad = bad or bad_member(row, POSITION_MEMBERS)
     if bad:

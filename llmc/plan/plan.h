@@ -293,22 +293,52 @@ static inline void plan_print_estimate(const Run* run) {
                "too\n");
 }
 
+// What the CPU trainer plans with. Bytes of activations, and of the cache of samples and requests.
+typedef struct {
+    const Run* run;
+    int64_t activations, cache;
+    int element_bytes, threads;
+} CpuPlan;
+
+enum { PLAN_CPU_ROWS = 6 }; // of which the cache's is the last
+
+static inline void plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPlan* p) {
+    const int64_t weights = p->run->table.count * p->element_bytes, ranks = run_ranks(p->run);
+    const MemoryRow all[PLAN_CPU_ROWS] = {{"weights", weights},
+                                          {"gradients", weights},
+                                          {"AdamW's moments", 2 * weights / ranks},
+                                          {"checkpoint in the making", 3 * weights / ranks},
+                                          {"activations", p->activations},
+                                          {"samples, requests", p->cache}};
+    memcpy(rows, all, sizeof all);
+}
+
+// Dies where a training takes more than the `left` bytes that the ranks of its host share: the kernel would
+// kill it. The cache does not count: where it has no room later, there is no sample.
+static inline void plan_check_cpu(CpuPlan p, double left) {
+    MemoryRow rows[PLAN_CPU_ROWS];
+    const int ranks = p.run->world->local_size;
+    double bytes = 0;
+    plan_cpu_memory(rows, &p);
+    for (int i = 0; i < PLAN_CPU_ROWS - 1; i++) bytes += (double)rows[i].bytes;
+    if (bytes > left / ranks)
+        die("out of memory: this training takes %.1f MiB (--dry-run), and %.1f MiB are left%s; lower "
+            "--micro-batch or --seq-len",
+            bytes / 1048576, left / ranks / 1048576, ranks > 1 ? " for each rank" : "");
+}
+
 // The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and
-// of a model for GPUs what to run instead. cache: bytes of that of samples and requests.
-static inline void plan_print_cpu(const Run* run, int64_t activations, int64_t cache, int element_bytes,
-                                  int threads) {
+// of a model for GPUs what to run instead.
+static inline void plan_print_cpu(CpuPlan p) {
+    const Run* run = p.run;
+    const int threads = p.threads;
+    MemoryRow rows[PLAN_CPU_ROWS];
     if (plan_for_gpu(&run->options)) {
         plan_print_estimate(run);
         return;
     }
-    const int64_t weights = run->table.count * element_bytes;
-    const MemoryRow rows[] = {{"weights", weights},
-                              {"gradients", weights},
-                              {"AdamW's moments", 2 * weights / run_ranks(run)},
-                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
-                              {"activations", activations},
-                              {"samples, requests", cache}};
-    run_print_plan(run, rows, cache > 0 ? 6 : 5);
+    plan_cpu_memory(rows, &p);
+    run_print_plan(run, rows, p.cache > 0 ? PLAN_CPU_ROWS : PLAN_CPU_ROWS - 1);
     const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
     const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
     const int all_threads = threads * run_ranks(run);

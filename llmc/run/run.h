@@ -553,6 +553,9 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
                                                                                                  : "maps");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
+    const bool samples = o->sample_every && (run->mode == RUN_TRAIN || run->mode == RUN_DRY);
+    if (samples && o->prompt && strcmp(o->prompt, "-") == 0)
+        die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");
     if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
     if (run->mode == RUN_TRAIN && o->out && !options_check(o, err)) die("%s", err->msg);
     if (eval) {

@@ -1,7 +1,7 @@
 /*
 Writing the shards of a conversion as a whole: of all splits, or none. Beside them PREFIX_tokenizer.json, the
 tokenizer that made their tokens (tokenizer_json.h), for the checkpoints of models that are trained on them.
-Used by data/text_to_shards and, for the locks and the tokenizer, by data/longcrawl64.
+Used by data/text_to_shards and, for the locks, the mark and the tokenizer, by data/longcrawl64.
 
 The writers hold their shards under temporary names. shard_set_publish gives all of them their final names, in
 an order in which no moment shows a wrong dataset, because the loader refuses a set that is not complete:
@@ -36,6 +36,22 @@ static inline bool shard_set_lock(const char* prefix, const char* split, Error* 
         return fail(err, "%s: another process writes these shards; wait for it or choose another prefix",
                     prefix);
     return fail(err, "%s: cannot lock: %s", path, strerror(errno));
+}
+
+// Creates or removes PREFIX_SPLIT_incomplete.bin, an empty file that exists until all shards do. The pattern
+// PREFIX_SPLIT_*.bin includes it, and the loader refuses it: a part of the data does not pass for the whole.
+static inline bool shard_set_mark(const char* prefix, const char* split, bool incomplete, Error* err) {
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    snprintf(path, sizeof path, "%.4000s_%s_incomplete.bin", prefix, split);
+    shard_folder(folder, prefix);
+    if (incomplete) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd < 0) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+        close(fd);
+    } else if (unlink(path) != 0 && errno != ENOENT) {
+        return fail(err, "%s: cannot remove: %s", path, strerror(errno));
+    }
+    return flush_folder(folder, err);
 }
 
 // Whether `name`, without a folder, is that of a data shard with any prefix, or of its tokenizer, or of an

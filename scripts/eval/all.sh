@@ -33,6 +33,7 @@ eval=$(cd "$(dirname "$0")" && pwd)
 PYTHON=${PYTHON:-python3}
 init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; print(fox.checkpoint(sys.argv[1]))' "$1") || exit 1
 [ -f "$init/config.json" ] || die "$1: no checkpoint"
+init=$(realpath "$init") || exit 1
 LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}
 GAPS=${GAPS:-256,1024,4096,16384,65536} UPDATES=${UPDATES:-3,12,50,200}
 facts=$(PYTHONPATH=$eval "$PYTHON" -c '
@@ -49,6 +50,8 @@ TRAINER=${TRAINER:-$trainer}
 LENGTHS=${LENGTHS:-$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)}
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
 mkdir -p "$2" || die "$2: cannot be made"
+was=$(sed 's/, DATA=.*//' "$2/made.txt" 2>/dev/null)
+[ ! "$was" -ef "$init" ] || init=$was # an older OUT has the path as given, which parts compare as text
 made="$init, DATA=$DATA LONG=$LONG TOKENS=$TOKENS"
 [ ! -f "$2/made.txt" ] || [ "$(<"$2/made.txt")" = "$made" ] ||
     die "$2: was made of $(<"$2/made.txt"), not of $made: give another OUT"

@@ -4,7 +4,7 @@ number of threads that follows from the one and the memory that is left from the
 busy cores are told of. A scratch folder stands for the root of the file system.
 */
 #include "../../../llmc/cpu/core_time.h"
-#include "../../../llmc/inference/cpu/memory.h"
+#include "../../../llmc/cpu/memory.h"
 #include "../../../llmc/cpu/threads.h"
 #include "../check.h"
 

@@ -216,11 +216,21 @@ dies "--jobs 0: not a whole number from 1 to 64" train_with --jobs 0
 dies "--keep-cache takes no value" train_with --keep-cache=1
 dies "--columns 20481: a document of train.zarr has 20480 tokens" train_with --columns 20481
 dies "--tokens 49153: requires 4 documents of 16384, but train.zarr has 3 (49152 tokens)" train_with --tokens 49153
-# the default source, which is not asked: 10 Gi tokens of train, 40 Gi of whole documents
+# a plan is of what there is: of a folder by its .zarray, of a server, which is not asked, by what LongCrawl64 has
+check "the plan of a folder" train_with --dry-run --tokens 32769
+equals "train: 3 documents of 16384 tokens, 49152 tokens, 0.0 GB" "$(cat "$scratch/stdout")"
+dies "--tokens 49153: requires 4 documents of 16384, but train.zarr has 3 (49152 tokens)" train_with --dry-run --tokens 49153
+dies "--columns 20481: a document of train.zarr has 20480 tokens" train_with --dry-run --columns 20481
+dies "no/such/train.zarr/.zarray: cannot open" train_with --dry-run --source no/such
+dies "has 6609334 (6609334 tokens)" train_with --dry-run --source https://other --columns 1 --tokens 6609335
+# the default source: 10 Gi tokens of train, 40 Gi of whole documents
 default() { "$tool" --split train --out "$out/t" --dry-run "$@"; }
 dies "--tokens 10737418241: 655361 documents of 16384 tokens, 1 times the 655360 that the default source has of train (10 Gi tokens, 40 Gi with --columns 65536)" \
     default --tokens 10737418241
 dies "1.125 times the 655360" default --tokens 45Gi --columns 65536
+dies "--tokens 854114305: requires 52132 documents of 16384, but heldout.zarr has 52131 (854114304 tokens)" \
+    default --split heldout --tokens 854114305
+dies "--columns 65537: a document of heldout.zarr has 65536 tokens" default --split heldout --tokens 1 --columns 65537
 while IFS='|' read -r options says; do
     check "$options" default $options
     equals "$says" "$(cat "$scratch/stdout")"
@@ -229,7 +239,7 @@ done <<'END'
 --tokens 45Gi --at-most|train: 655360 documents of 16384 tokens, 10737418240 tokens, 21.5 GB
 --tokens 45Gi --at-most --columns 65536|train: 655360 documents of 65536 tokens, 42949672960 tokens, 85.9 GB
 --tokens 16385 --at-most|train: 2 documents of 16384 tokens, 32768 tokens, 0.0 GB
---tokens 45Gi --source other|train: 2949120 documents of 16384 tokens, 48318382080 tokens, 96.6 GB
+--tokens 45Gi --source https://other|train: 2949120 documents of 16384 tokens, 48318382080 tokens, 96.6 GB
 --tokens 854114304 --split heldout|heldout: 52131 documents of 16384 tokens, 854114304 tokens, 1.7 GB
 END
 dies "--source ftp://x: must be a folder or start with https:// or http://" train_with --source ftp://x

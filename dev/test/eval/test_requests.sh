@@ -122,6 +122,12 @@ cp "$scratch/gpt2.json" "$scratch/g_tokenizer.json"
 check "samples" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 1 \
     --data "$scratch/g_train_000000.bin" --sample-every 1 --prompt "A text" --generate 3
 said "sample: A text"
+sampled() { "$trainer" $tiny $batches --max-steps 1 --data "$shards/text.bin" --prompt - --generate 3 "$@"; }
+for mode in "" --dry-run; do
+    dies "--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT" \
+        sampled --sample-every 1 $mode
+done
+check "no samples" sampled
 check "requests" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 1 \
     --data "$scratch/g_train_000000.bin" --eval-every 1 --eval-requests "$scratch/texts" --out "$scratch/g"
 equals "$(grep -o '"logprob".*"tokens":[0-9]*' "$scratch/one" | sed 's/.*://')" \

@@ -216,4 +216,10 @@ said " on 2 threads at "
 said "GFLOP/s each"
 close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 60 }')" "$(first time)"
 if grep -q "for a GPU" $scratch/stdout; then fail "nano is for a GPU"; else pass; fi
+
+# A training larger than the memory ends before it allocates any: an allocation would fail at the limit
+large="--model fox-pro-nano --seq-len 64Ki --batch-tokens 4Gi --micro-batch 64Ki"
+check "the plan of a training larger than the memory" plan $large
+limited() { (ulimit -v 8000000 && ./train_fox "$@"); }
+dies "out of memory: this training takes $(first memory) MiB (--dry-run), and " limited $large --data none
 report

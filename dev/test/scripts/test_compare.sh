@@ -180,6 +180,8 @@ sed '7s/"pruned_by_layer": [^]]*]/"pruned_by_layer": 1/' $log >$bad
 damaged "7: 'pruned_by_layer'"
 sed '1s/"set": \[\]/"set": [1]/' $log >$bad
 damaged "1: 'set'"
+sed '1s/"seed": [0-9]*/"seed": {}/g' $log >$bad
+damaged "1: 'seed'"
 cp $log $bad
 printf '{"event": "note", "text": "\xc3' >>$bad # cut by a kill
 check "a line that is cut in a character" compare --no-plots $r/fox1 $scratch/bad

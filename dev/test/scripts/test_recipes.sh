@@ -33,7 +33,7 @@ called() { equals "1 of 1" "$(grep -c -e "$2" "$scratch/$1.log") of $(wc -l <"$s
 # recipe FILE PROGRAM: the program was called with options of the trainer
 recipe() {
     clean
-    check "$1" script HOSTS=one:2 SOURCE=/copy bash "scripts/$1" --seed 7 --log-every 3
+    check "$1" script HOSTS=one:2 SOURCE=https://copy bash "scripts/$1" --seed 7 --log-every 3
     check "$2 was called" test -s "$scratch/$2.log"
     options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/$2.log")
     set -f
@@ -58,9 +58,9 @@ called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m .
 # Each published recipe: MODEL, RECIPE, tokens of train
 while read -r model name tokens; do
     clean
-    check "$model $name" script MODEL="$model" RECIPE="$name" RANKS=2 SOURCE=/copy scripts/longcrawl64.sh
+    check "$model $name" script MODEL="$model" RECIPE="$name" RANKS=2 SOURCE=https://copy scripts/longcrawl64.sh
     called bin/mpirun "--model $model --recipe $name --data .* --out out/$model-$name "
-    equals 1 "$(grep -c -e "--split train --tokens $tokens .*--source /copy --columns 16384" "$scratch/data/longcrawl64.log")"
+    equals 1 "$(grep -c -e "--split train --tokens $tokens .*--source https://copy --columns 16384" "$scratch/data/longcrawl64.log")"
 done <<'END'
 fox-pro-125m analysis 2684354560
 fox-pro-125m submission 2600000000
@@ -96,7 +96,7 @@ if [ -x data/longcrawl64 ]; then
     clean
     check "DOC_COLUMNS" script MODEL=fox-pro-760m DOC_COLUMNS=65536 scripts/longcrawl64.sh
     called train_foxcu "--data data/longcrawl64_65536_train_\*.bin --val-data data/longcrawl64_val_\*.bin --shuffle "
-    check "SOURCE" script MODEL=fox-pro-760m SOURCE=/copy scripts/longcrawl64.sh
+    check "SOURCE" script MODEL=fox-pro-760m SOURCE=https://copy scripts/longcrawl64.sh
 else
     skip "data/longcrawl64 is not built"
 fi

@@ -16,6 +16,7 @@ for model in fox-pro hgrn2; do
         --out "$scratch/$model"
 done
 init=$scratch/fox-pro/step_00000000
+here=$(realpath .)
 printf 'A line of text in a file. And another sentence.\n%.0s' {1..40} >"$scratch/text"
 export TEXT=$scratch/text LONG=400 TOKENS=400 SAMPLES=2 LENGTHS=900 GAPS=16,64 UPDATES=2 DATA=$data
 all() { TRAINER=$1 scripts/eval/all.sh "${@:2}"; }
@@ -46,7 +47,15 @@ check "nothing is measured twice" all /bin/false "$init" "$out"
 cat "$out"/*.json >"$scratch/after"
 same "$scratch/before" "$scratch/after"
 
-LONG=800 dies "LONG=400 TOKENS=400, not of $init, DATA=$data LONG=800 TOKENS=400: give another OUT" all /bin/false "$init" "$out"
+LONG=800 dies "LONG=400 TOKENS=400, not of $here/$init, DATA=$data LONG=800 TOKENS=400: give another OUT" all /bin/false "$init" "$out"
+ln -s fox-pro "$scratch/link"
+for same in "$init/" "$here/$init" "$scratch/link/step_00000000" "$scratch/fox-pro/"; do
+    check "the same checkpoint: $same" all /bin/false "$same" "$out"
+done
+cp -r "$out" "$scratch/older"
+sed -i "s,$here/$init,$init/," "$scratch"/older/*
+check "of a version that compared text" all /bin/false "$here/$init" "$scratch/older"
+dies "not of $here/$scratch/hgrn2/step_00000000, DATA" all /bin/false "$scratch/hgrn2/step_00000000" "$out"
 rm "$out/loss.json"
 mv "$out/copy.json" "$scratch"
 if all /bin/false "$init" "$out" >"$scratch/stdout" 2>"$scratch/stderr"; then fail "a part that fails"; fi

@@ -13,9 +13,9 @@ Called by train_fox.c.
 */
 #pragma once
 
+#include "../../cpu/memory.h"
 #include "../../cpu/threads.h"
 #include "cache.h"
-#include "memory.h"
 #include "scores.h"
 
 // clang-format off

@@ -117,7 +117,8 @@ ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
     "print up to N tokens, until end of text, from the model of --init, and exit, as --init and " \
     "--prompt alone do; with --data the length of samples [128]") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
-    "text to continue [empty: the start of a document]; -: standard input, with --generate a line each") \
+    "text to continue [empty: the start of a document]; -: standard input with --maps, and with " \
+    "--generate each of its lines") \
 ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
 ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \

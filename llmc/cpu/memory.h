@@ -1,12 +1,13 @@
 /*
-How much memory the CPU trainer's cache of sequences may take. A cache is touched page by page as sequences
-grow: one that is larger than the memory would be opened, and the process killed later.
+How much memory the CPU trainer may take. The kernel grants more than there is, and kills the process that
+touches it. So the plan of a training is compared with what is left before anything is allocated, and a cache
+of sequences, which is touched page by page as they grow, before it is opened.
 
-Called by train_fox.c.
+Called by train_fox.c and llmc/inference/cpu/extend.h.
 */
 #pragma once
 
-#include "../../cpu/cgroup.h"
+#include "cgroup.h"
 
 // The memory that one cgroup grants, bytes; 0: no limit, or there is no such cgroup.
 static inline double memory_group_limit(const char* folder) {
