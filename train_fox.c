@@ -335,8 +335,7 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 }
 
 // ----------------------------------------------------------------------------
-// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
-// missing
+// output norm and gate, where they are not missing: y = RMSNorm(o) over each head's channels, times sigmoid(g)
 
 typedef struct {
     const real* weight; // [d], NULL without norm
@@ -1096,15 +1095,16 @@ static int64_t run_cache_bytes(const void* of, const CacheSizes* sizes) {
 
 static CpuPlan make_plan(const Run* run) {
     const Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
-    return (CpuPlan){run, pass_bytes(&pass, run->config.num_hidden_layers),
-                     training_cache_bytes(run, run_cache_bytes, run), sizeof(real), omp_get_max_threads()};
+    const int64_t bytes = pass_bytes(&pass, run->config.num_hidden_layers),
+                  cache = training_cache_bytes(run, run_cache_bytes, run);
+    return (CpuPlan){run, bytes, cache, memory_left(""), sizeof(real), omp_get_max_threads()};
 }
 
 static void print_plan(const Run* run) { plan_print_cpu(make_plan(run)); }
 
 static Model* trainer_open(Run* run) {
     size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
-    if (run->mode == RUN_TRAIN) plan_check_cpu(make_plan(run), memory_left(""));
+    if (run->mode == RUN_TRAIN) plan_check_cpu(make_plan(run));
     Model* model = (Model*)xcalloc(1, sizeof *model);
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it

@@ -28,6 +28,11 @@ def alone(result):
     return not result.get("shared_gpu")
 
 
+def comparable(a, b):
+    """Can the times of two runs be compared: one program, one kind of GPU, each for itself?"""
+    return gpu_of(a) == gpu_of(b) and a["version"] == b["version"] and alone(a) and alone(b)
+
+
 def loss_within(result):
     """Mean loss of the positions up to the training length, in --eval's pass over whole documents."""
     return math.log(result["eval"]["perplexity"][str(TRAINED)])
@@ -52,8 +57,8 @@ def hours_to(result, loss):
 
 
 def hours_ratio(fox, transformer):
-    """log of the hours' ratio, to the last validation loss that both reach; None: not on GPUs of one kind of their own."""
-    if fox["device"] != transformer["device"] or not (alone(fox) and alone(transformer)):
+    """log of the hours' ratio, to the last validation loss that both reach; None: their times are not comparable."""
+    if not comparable(fox, transformer):
         return None
     loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
     return math.log(hours_to(fox, loss) / hours_to(transformer, loss))

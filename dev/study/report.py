@@ -22,7 +22,7 @@ import paper_code
 import pictures
 import plan
 from common import paired, run, write_file
-from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, error_of,
+from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, comparable, error_of,
                       first_below, gpu_of, holm, hours_ratio, loss_beyond, loss_within, mean_in, mean_share, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
@@ -33,14 +33,14 @@ class Report:
         """corpora: as plan.CORPORA; sets: of the tasks, (data, test)."""
         self.data, self.tests = sets
         corpus = corpora["long"]
-        self.rates = results  # with those that diverged
+        self.with_diverged = results  # with those that diverged
         results = {name: r for name, r in results.items() if "diverged" not in r}
         self.all_lines, self.all_results = lines, results
-        self.packed = Packed(lines, results, self.rates, corpora["short"])
+        self.packed = Packed(lines, results, self.with_diverged, corpora["short"])
         self.packages = [d["package"] for d in corpus["held"]["documents"]]
         self.bytes = sum(d["bytes"] for d in corpus["held"]["documents"])
         self.tokens = corpus["document_tokens"] * len(self.packages)
-        unknown = sorted(set(self.rates) - {line.name for line in lines})
+        unknown = sorted(set(self.with_diverged) - {line.name for line in lines})
         if unknown:
             raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
         for line in lines:
@@ -55,15 +55,16 @@ class Report:
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
 
     def table_state(self):
-        done, hours = len(self.all_results), sum(r["validations"][-1]["hours"] for r in self.all_results.values())
+        done = len(self.all_results)
+        hours = sum(r["validations"][-1]["hours"] for r in self.all_results.values() if alone(r))
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
-        diverged = [f"{name} ({r['diverged']})" for name, r in self.rates.items() if "diverged" in r]
+        diverged = [f"{name} ({r['diverged']})" for name, r in self.with_diverged.items() if "diverged" in r]
         shared = [name for name, r in self.all_results.items() if not alone(r)]
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."
-                + (f" These shared their GPU, so that their times are not used: {', '.join(shared)}." if shared else "")
+                + (f" These shared their GPU, so that their times do not count: {', '.join(shared)}." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
 
@@ -88,14 +89,14 @@ class Report:
     def table_rates(self):
         rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen", "again, seed 2")]
         for group in dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_"):
-            found = plan.losses(group, self.lines, self.rates)
+            found = plan.losses(group, self.lines, self.with_diverged)
             text = lambda loss: NONE if loss is None else "diverged" if loss == math.inf else f"{loss:.4f}"
             cells = [f"{plan.option(line, '--lr')}: {text(loss)}"
                      for _, loss, line in found if loss is not None or line.measures != "edge"]
-            left = [plan.option(line, "--lr") for line in plan.wanted(group, self.lines, self.rates)]
-            chosen = plan.best_lr(group, self.lines, self.rates) or f"after {', '.join(left)}"
+            left = [plan.option(line, "--lr") for line in plan.wanted(group, self.lines, self.with_diverged)]
+            chosen = plan.best_lr(group, self.lines, self.with_diverged) or f"after {', '.join(left)}"
             others = [line for line in self.lines if line.name.startswith(f"confirm_{group}_")]
-            again = [f"{plan.option(line, '--lr')}: {text(plan.loss_of(self.rates.get(line.name)))}" for line in others]
+            again = [f"{plan.option(line, '--lr')}: {text(plan.loss_of(self.with_diverged.get(line.name)))}" for line in others]
             rows.append((group, ", ".join(cells), chosen, ", ".join(again)))
         return table(*rows)
 
@@ -105,7 +106,7 @@ class Report:
             names = [[f"{name}_{s}{'_repeat' * (difference is hours_ratio)}" for name in PAIR] for s in SEEDS]
             pairs = [[self.results.get(name) for name in pair] for pair in names]
             values = [d for pair in pairs if all(pair) and (d := difference(*pair)) is not None]
-            left = sum(name not in self.rates for pair in names for name in pair)
+            left = sum(name not in self.with_diverged for pair in names for name in pair)
             rows.append([title, len(values), "no pair yet", "", "", "", ""])
             if values:
                 found = paired(values)
@@ -137,7 +138,7 @@ class Report:
     def table_runs(self):
         rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
                 (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
-                 self.rates.get(line.name, {}).get("diverged", NONE), *[""] * 7)
+                 self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 7)
                 for line in self.lines if line.measures != "edge" or line.name in self.results]
         return table(("run", "lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned",
                       "step below 3", "below 2"), *rows)
@@ -160,7 +161,7 @@ class Report:
         for seed in SEEDS:
             pair = [self.results.get(f"{name}_{seed}") for name in PAIR]
             if not all(pair) or any("documents" not in r["eval"] for r in pair):
-                failed = [n for n in PAIR if "diverged" in self.rates.get(f"{n}_{seed}", {})]
+                failed = [n for n in PAIR if "diverged" in self.with_diverged.get(f"{n}_{seed}", {})]
                 rows.append((seed, f"{' and '.join(failed)} diverged" if failed else NONE, ""))
                 continue
             tables = [r["eval"]["documents"] for r in pair]
@@ -215,10 +216,11 @@ class Report:
             runs, cells = [both for both in runs if all(both)], [NONE, "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
-                speeds = [hours(b) / hours(a) for a, b in runs if gpu_of(a) == gpu_of(b) and alone(a) and alone(b)]
-                cells.append(f"{statistics.fmean(speeds):.2f}" if speeds else "other or shared GPUs")
+                timed = [(a, self.results.get(f"{b['name']}_repeat", b)) for a, b in runs]
+                speeds = [hours(b) / hours(a) for a, b in timed if comparable(a, b)]
+                cells.append(f"{statistics.fmean(speeds):.2f} ({len(speeds)})" if speeds else "")
             rows.append((f"{name} minus {base}", len(runs), *cells))
-        return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times"), *rows)
+        return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times (pairs)"), *rows)
 
     def table_fp8(self):
         runs = [[self.results.get(f"{n}_{s}") for n in ("fox-pro-fp8", "fox-pro")] for s in SEEDS]
@@ -227,9 +229,9 @@ class Report:
             return [f"{NONE}: after three pairs."]
         low, high = found.mean - found.half_width, found.mean + found.half_width
         return [f"Last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} "
-                f"nats, 95% interval {low:+.4f} to {high:+.4f}. By the rule above `--fp8` "
+                f"nats, 95% interval {low:+.4f} to {high:+.4f}. By the rule above, which goes by the mean, `--fp8` "
                 + ("stays experimental." if found.mean > 0.01 else
-                   f"is no longer experimental; a cost of up to {max(high, 0):.3f} nats is not excluded.")]
+                   f"is not experimental; a cost of up to {max(high, 0):.3f} nats is not excluded.")]
 
     def points_of_tasks(self, tasks):
         """{(task, ((key, value), (key, value)) of the point): {model: {seed: value}}}"""

@@ -63,24 +63,27 @@ def arguments():
 
 
 def gpus_of(options):
-    given = options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not given:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") if options.gpus is None else options.gpus
+    if given is None:
         try:
             given = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], check=True,
                                    capture_output=True, text=True).stdout.replace("\n", ",")
         except (OSError, subprocess.CalledProcessError):
             raise Error("nvidia-smi found no GPU: name them with --gpus, or --gpus cpu")
-    return [gpu for gpu in given.replace(" ", ",").split(",") if gpu]
+    gpus = [gpu for gpu in given.replace(" ", ",").split(",") if gpu]
+    if not gpus:
+        raise Error("--gpus or CUDA_VISIBLE_DEVICES is empty: name GPUs with --gpus, or --gpus cpu")
+    return gpus
 
 
 def programs_on(gpu):
-    """How many programs compute on a GPU, as far as nvidia-smi can see."""
+    """How many programs compute on a GPU; 0 also where nvidia-smi does not list them."""
     try:
         done = subprocess.run(["nvidia-smi", "-i", gpu, "--query-compute-apps=pid", "--format=csv,noheader"], check=True,
-                              capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
+                              capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
         return 0
-    return len(done.stdout.split())
+    return sum(line.strip().isdigit() for line in done.stdout.splitlines())
 
 
 def checkpoints(folder, every):
@@ -152,7 +155,8 @@ class Study:
             job = Job(self, line, words, gpu)
             try:
                 job.run()
-                print(f"done: {line.name}" + (f", without {', '.join(job.missing)}" if job.missing else ""), flush=True)
+                print(f"done: {line.name}" + (f", without {', '.join(job.missing)}" if job.missing else "")
+                      + (f", diverged: {job.diverged}" if job.diverged else ""), flush=True)
                 if job.missing:
                     self.incomplete.append(line.name)
             except Stopped:
@@ -181,11 +185,11 @@ class Job:
         self.folder = self.options.work / line.name
         self.task = plan.task_of(line)
         self.run_folder = self.folder / "run"
-        self.missing = []  # measures that failed
+        self.missing, self.diverged = [], None  # measures that failed; what the trainer said
         self.gpu, self.shared = gpu, self.folder / "shared_gpu"  # a file once another program was seen on the GPU
-        self.environment = {**os.environ}
-        if gpu != "cpu":
-            self.environment["CUDA_VISIBLE_DEVICES"] = gpu
+        # in the order of nvidia-smi, which looks who else uses the GPU
+        self.environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                            "CUDA_VISIBLE_DEVICES": "" if gpu == "cpu" else gpu}
 
     def wait(self, process, seconds):
         """Waits for a program, and looks whether another one uses its GPU: then its times do not count."""
@@ -196,7 +200,7 @@ class Job:
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= end:
                     raise
-                if self.gpu != "cpu" and programs_on(self.gpu) > 1:
+                if self.gpu != "cpu" and not self.shared.exists() and programs_on(self.gpu) > 1:
                     self.shared.touch()
 
     def call(self, *command):
@@ -246,15 +250,20 @@ class Job:
         self.options.results.mkdir(parents=True, exist_ok=True)
         out = self.options.results / f"{self.line.name}.json"
         try:
-            if diverged := self.train():
-                out.write_text(json.dumps({"name": self.line.name, "options": self.words, "diverged": diverged}) + "\n")
-                return
-            self.measure()
-            self.write_line()
-            self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus or "-", out)
+            self.diverged = self.train()
+            # the hours of a repeat are what it is for
+            lost = self.line.name.endswith("_repeat") and self.shared.exists()
+            if self.diverged:
+                out.write_text(json.dumps({"name": self.line.name, "options": self.words, "diverged": self.diverged}) + "\n")
+            elif not lost:
+                self.measure()
+                self.write_line()
+                self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus or "-", out)
         finally:
             spent.write_text(str(before + (time.monotonic() - started) / 60))
         shutil.rmtree(self.folder)
+        if lost:
+            raise Error("another program used its GPU: it begins anew with the next command")
 
     def write_line(self):
         (self.folder / "line.json").write_text(json.dumps({

@@ -293,38 +293,48 @@ static inline void plan_print_estimate(const Run* run) {
                "too\n");
 }
 
-// What the CPU trainer plans with. Bytes of activations, and of the cache of samples and requests.
+// What the CPU trainer plans with
 typedef struct {
     const Run* run;
-    int64_t activations, cache;
+    int64_t activations; // bytes
+    int64_t cache;       // bytes of samples and requests
+    double limit;        // bytes that the ranks of this host share
     int element_bytes, threads;
 } CpuPlan;
 
-enum { PLAN_CPU_ROWS = 6 }; // of which the cache's is the last
+enum { PLAN_CPU_ROWS = 6 };
 
-static inline void plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPlan* p) {
+// Writes the plan's rows, the cache's last, and returns the bytes without it: samples are left out where it
+// has no room later.
+static inline double plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPlan* p) {
     const int64_t weights = p->run->table.count * p->element_bytes, ranks = run_ranks(p->run);
-    const MemoryRow all[PLAN_CPU_ROWS] = {{"weights", weights},
-                                          {"gradients", weights},
-                                          {"AdamW's moments", 2 * weights / ranks},
-                                          {"checkpoint in the making", 3 * weights / ranks},
-                                          {"activations", p->activations},
-                                          {"samples, requests", p->cache}};
-    memcpy(rows, all, sizeof all);
+    rows[0] = (MemoryRow){"weights", weights};
+    rows[1] = (MemoryRow){"gradients", weights};
+    rows[2] = (MemoryRow){"AdamW's moments", 2 * weights / ranks};
+    rows[3] = (MemoryRow){"checkpoint in the making", 3 * weights / ranks};
+    rows[4] = (MemoryRow){"activations", p->activations};
+    rows[5] = (MemoryRow){"samples, requests", p->cache};
+    double bytes = 0;
+    for (int i = 0; i < PLAN_CPU_ROWS - 1; i++) bytes += (double)rows[i].bytes;
+    return bytes;
 }
 
-// Dies where a training takes more than the `left` bytes that the ranks of its host share: the kernel would
-// kill it. The cache does not count: where it has no room later, there is no sample.
-static inline void plan_check_cpu(CpuPlan p, double left) {
+// Fails where a training takes more memory than there is: the kernel would grant it, and kill the process once
+// it is touched.
+static inline bool plan_fits_cpu(const CpuPlan* p, Error* err) {
     MemoryRow rows[PLAN_CPU_ROWS];
-    const int ranks = p.run->world->local_size;
-    double bytes = 0;
-    plan_cpu_memory(rows, &p);
-    for (int i = 0; i < PLAN_CPU_ROWS - 1; i++) bytes += (double)rows[i].bytes;
-    if (bytes > left / ranks)
-        die("out of memory: this training takes %.1f MiB (--dry-run), and %.1f MiB are left%s; lower "
-            "--micro-batch or --seq-len",
-            bytes / 1048576, left / ranks / 1048576, ranks > 1 ? " for each rank" : "");
+    const int ranks = p->run->world->local_size;
+    const double bytes = plan_cpu_memory(rows, p), limit = p->limit / ranks;
+    if (bytes <= limit) return true;
+    return fail(err, "this training takes %.1f MiB%s, and this machine or its cgroup has %.1f; %s",
+                bytes / 1048576, ranks > 1 ? " a rank" : "", limit / 1048576,
+                bytes - (double)p->activations > limit ? "take a smaller model"
+                                                       : "lower --micro-batch or --seq-len");
+}
+
+static inline void plan_check_cpu(CpuPlan p) {
+    Error err;
+    if (!plan_fits_cpu(&p, &err)) die("out of memory: %s", err.msg);
 }
 
 // The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and
@@ -333,12 +343,14 @@ static inline void plan_print_cpu(CpuPlan p) {
     const Run* run = p.run;
     const int threads = p.threads;
     MemoryRow rows[PLAN_CPU_ROWS];
+    Error err;
     if (plan_for_gpu(&run->options)) {
         plan_print_estimate(run);
         return;
     }
     plan_cpu_memory(rows, &p);
     run_print_plan(run, rows, p.cache > 0 ? PLAN_CPU_ROWS : PLAN_CPU_ROWS - 1);
+    if (!plan_fits_cpu(&p, &err)) printf("note: %s\n", err.msg);
     const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
     const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
     const int all_threads = threads * run_ranks(run);

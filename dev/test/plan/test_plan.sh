@@ -217,9 +217,16 @@ said "GFLOP/s each"
 close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 60 }')" "$(first time)"
 if grep -q "for a GPU" $scratch/stdout; then fail "nano is for a GPU"; else pass; fi
 
-# A training larger than the memory ends before it allocates any: an allocation would fail at the limit
+# A training larger than the memory is noted in its plan, and ends before it allocates any: an allocation would fail at
+# the limit
+limited() { (ulimit -v 8000000 && ./train_fox "$@"); }
 large="--model fox-pro-nano --seq-len 64Ki --batch-tokens 4Gi --micro-batch 64Ki"
 check "the plan of a training larger than the memory" plan $large
-limited() { (ulimit -v 8000000 && ./train_fox "$@"); }
-dies "out of memory: this training takes $(first memory) MiB (--dry-run), and " limited $large --data none
+takes="this training takes $(first memory) MiB, and this machine or its cgroup has "
+said "note: $takes"
+said "; lower --micro-batch or --seq-len"
+dies "out of memory: $takes" limited $large --data none
+check "of a model larger than the memory" plan --model fox-pro-nano --set hidden_size=65536 --set intermediate_size=65536 \
+    --seq-len 16 --batch-tokens 16
+said "; take a smaller model"
 report

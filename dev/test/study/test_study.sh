@@ -61,6 +61,8 @@ check "list" study --minutes 5 --list
 equals "next next not not waits next" "$(awk '{ printf "%s%s", s, $4; s = " " }' $scratch/stdout)"
 dies "has no run nope" study --minutes 5 nope
 dies "nope.json: not there" study --minutes 5 --corpus nope
+CUDA_VISIBLE_DEVICES= dies "is empty: name GPUs with --gpus" $python dev/study/run.py --minutes 5 --corpus $scratch/corpus \
+    --work $scratch/checkpoints --results $scratch/out --trainer ./train_fox --runs $scratch/runs.txt
 dies "--corpus PREFIX is missing" $python dev/study/run.py --minutes 5 --work $scratch/checkpoints --results $scratch/out \
     --trainer ./train_fox --runs $scratch/runs.txt
 
@@ -83,6 +85,16 @@ assert not job.shared.exists()
 run.programs_on = lambda gpu: 2  # another program beside this one: the result says so
 job.call(sys.executable, "-c", "")
 (job.folder / "run.done").unlink()
+repeat = run.Job(study, line._replace(name="fox-pro_11_repeat"), [*words, "--max-steps", "4"], "cpu")
+repeat.folder.mkdir()
+repeat.shared.touch()
+try:
+    repeat.run()  # its hours would not count: it is not kept
+except run.Error as e:
+    assert "another program used its GPU" in str(e) and not repeat.folder.exists(), e
+    assert not list(study.options.results.glob("*repeat*"))
+else:
+    sys.exit("a repeat that was not alone is kept")
 study.end = 0
 try:
     run.Job(study, line, words, "cpu").run()
