@@ -49,6 +49,10 @@ dev/study/collect.py in dev/test/study/test_study.sh
 dev/study/needle.py  in dev/test/study/test_study.sh
 dev/study/from_scratch.py in dev/test/study/test_study.sh
 dev/study/report.py  in dev/test/study/test_study.sh
+dev/study/measures.py in dev/test/study/report.py
+dev/study/findings.py in dev/study/report.py
+dev/study/packed.py  in dev/study/report.py
+dev/study/pictures.py in dev/study/report.py
 dev/study/paper_code.py in dev/test/study/report.py
 
 scripts/check.sh             in dev/test/scripts/test_check.sh
