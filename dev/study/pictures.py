@@ -8,11 +8,11 @@ from pathlib import Path
 
 import from_scratch
 import paper_code
-from measures import NEEDLES, PAIR, SEEDS, TRAINED, alone, gpu_of
+from measures import NEEDLES, PAIR, SEEDS, TRAINED, comparable, gpu_of
 from plan import ROOT
 
 
-def lines(plots, axes, points, k, label=None):
+def mean_and_band(plots, axes, points, k, label=None):
     """The mean over the runs that have what the first has, and a band from the lowest to the highest; points: [(x, y)] of
     each run."""
     x = [p[0] for p in points[0]]
@@ -27,16 +27,15 @@ def labelled(report):
 
 
 def draw_loss(report, plots, path):
-    """Training loss by tokens, and by minutes of the repeats, which have their GPUs for themselves."""
-    found = {name: [report.results.get(f"{name}_{s}_repeat") for s in SEEDS] for name in PAIR}
-    repeats = {name: [r for r in runs if r and alone(r)] for name, runs in found.items()}
-    repeats = all(repeats.values()) and repeats
-    figure, [panels] = plots.panels(1 + bool(repeats))
+    """Training loss by tokens, and by minutes of the repeats whose times can be compared."""
+    repeats = [[report.results.get(f"{name}_{s}_repeat") for name in PAIR] for s in SEEDS]
+    repeats = [pair for pair in repeats if all(pair) and comparable(*pair)]
+    figure, [panels] = plots.panels(2 if repeats else 1)
     for k, label, runs in labelled(report):  # 16 steps are 1 Mi tokens
-        lines(plots, panels[0], [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
-    for k, (name, runs) in enumerate((repeats or {}).items()):
+        mean_and_band(plots, panels[0], [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
+    for k, runs in enumerate(zip(*repeats)):
         minutes = [60 * statistics.fmean(column) for column in zip(*([row[2] for row in r["curve"]] for r in runs))]
-        lines(plots, panels[1], [[(at, row[1]) for at, row in zip(minutes, r["curve"])] for r in runs], k)
+        mean_and_band(plots, panels[1], [[(at, row[1]) for at, row in zip(minutes, r["curve"])] for r in runs], k)
         panels[1].set_xlabel(f"minutes of training steps on {gpu_of(runs[0])}")
     for axes in panels:
         axes.set_ylim(None, 4)
@@ -49,8 +48,8 @@ def draw_position(report, plots, path):
     for k, label, runs in labelled(report):
         at = [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs]
         up_to = [[(int(length), p) for length, p in r["eval"]["perplexity"].items()] for r in runs]
-        lines(plots, position, at, k, label)
-        lines(plots, mean, up_to, k)
+        mean_and_band(plots, position, at, k, label)
+        mean_and_band(plots, mean, up_to, k)
     position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
     mean.set(xlabel="length l", ylabel="perplexity P(l)")
     for axes in (position, mean):
@@ -129,7 +128,7 @@ def draw_gates(report, plots, path):
     pruned = [r for r in fox if r.get("pruned_shares")]
     share_of = lambda r: [(int(step), 100 * statistics.fmean(layers)) for step, layers in r["pruned_shares"].items()]
     if pruned:
-        lines(plots, shares, [*map(share_of, pruned)], 2, f"{PAIR[0]}, {len(pruned)} seeds")
+        mean_and_band(plots, shares, [*map(share_of, pruned)], 2, f"{PAIR[0]}, {len(pruned)} seeds")
     shares.set(xlabel="step", ylabel="blocks pruned of one document, %", ylim=(0, 100))
     plots.save(figure, path)
 
