@@ -217,7 +217,7 @@ static bool open_source(Work* w, Error* err) {
     if (w->remote) {
         if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
             return fail(err, "--source %s: must be a folder or start with https:// or http://", o->source);
-        if (o->dry_run) { // no server is asked: it has all of LongCrawl64, or less
+        if (o->dry_run) { // asks no server: at most all of LongCrawl64 is there
             w->array = (ZarrArray){longcrawl64_documents(o->split), LONGCRAWL64_COLUMNS, 0, 0};
             return true;
         }

@@ -9,7 +9,8 @@ columns too, behind the 16384 that the paper trains on, is not confirmed.
 
 static const char MIRROR[] =
     "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32";
-enum { LONGCRAWL64_COLUMNS = 65536, MIRROR_DOCUMENTS = 655360 }; // of the copy's train
+enum { MIRROR_DOCUMENTS = 655360 }; // of the copy's train
+enum { LONGCRAWL64_COLUMNS = 65536 };
 
 static inline int64_t longcrawl64_documents(const char* split) {
     return strcmp(split, "train") == 0 ? 6609334 : 52131;

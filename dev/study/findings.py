@@ -58,12 +58,12 @@ def last_losses(report):
     return found[0][0]["contexts"], found[0][0]["last_targets"], means
 
 
-def at_point(report, task, measure, **at):
-    """(means of fox-pro and transformer-pro, differences by seed) of a task at a point."""
-    found = [[next((row[measure] for row in plan.unpacked(r["tasks"].get(task, {"names": [], "rows": []}))
-                    if at.items() <= row.items() and measure in row), None) for r in pair] for pair in pairs(report)]
-    found = require([pair for pair in found if None not in pair])
-    return [statistics.fmean(column) for column in zip(*found)], [f - t for f, t in found]
+def at_point(report, task, **at):
+    """(means of fox-pro and transformer-pro, differences by seed) of a task at a point, of the seeds that both have."""
+    points = report.points_of_tasks((task,)).items()
+    one, other = (require([of for (_, point), of in points if at.items() <= dict(point).items()])[0][name] for name in PAIR)
+    both = require([seed for seed in one if seed in other])
+    return [statistics.fmean(of[seed] for seed in both) for of in (one, other)], [one[seed] - other[seed] for seed in both]
 
 
 def verdict(values, unit="nats", digits=3):
@@ -135,9 +135,9 @@ def by_context(report):
 
 
 def by_step(report):
-    steps = [v["step"] for v in pairs(report)[0][0]["validations"]]
-    loss = lambda r, step: next((v["loss"] for v in r["validations"] if v["step"] == step), None)
     both = pairs(report)
+    steps = [v["step"] for v in both[0][0]["validations"]]
+    loss = lambda r, step: next((v["loss"] for v in r["validations"] if v["step"] == step), None)
     found = [[(loss(f, step), loss(t, step)) for f, t in both] for step in steps]
     require(all(None not in losses for row in found for losses in row))
     means = ", ".join(f"{statistics.fmean(f - t for f, t in row):+.3f}" for row in found)
@@ -146,26 +146,25 @@ def by_step(report):
 
 
 def near(report):
-    copies = [f"after {gap:,} tokens: {verdict(at_point(report, 'copy', 'fall', gap=gap)[1])}" for gap in (256, 4096)]
-    (fox, other), by_seed = at_point(report, NEEDLES[-1], "right", distractors=63, gap=4096)
+    copies = [f"after {gap:,} tokens: {verdict(at_point(report, 'copy', gap=gap)[1])}" for gap in (256, 4096)]
+    (fox, other), by_seed = at_point(report, NEEDLES[-1], distractors=63, gap=4096)
     return (f"**Recall within the training length.** The fall of a copy's loss, {FOX} minus {OTHER}, {'; '.join(copies)}. "
             f"Needles after 4,096 tokens, among 63 others, after tuning: {fox:.0f}% and {other:.0f}% right, "
             f"{verdict(by_seed, 'points', 0)}. No distance between 4,096 tokens and the training length was tested.")
 
 
 def conflict(report):
-    _, one = at_point(report, "conflict", "margin", stale=1, gap=4096)
-    points = {gap: at_point(report, "conflict", "margin", stale=4, gap=gap) for gap in (4096, LONGEST)}
+    _, one = at_point(report, "conflict", stale=1, gap=4096)
+    points = {gap: at_point(report, "conflict", stale=4, gap=gap) for gap in (4096, LONGEST)}
     show = lambda gap: "{:.1f} and {:.1f} nats ({})".format(*points[gap][0], verdict(points[gap][1], digits=1))
-    return (f"**Conflict,** log-probability of the newer continuation minus that of the older, of {FOX} and of {OTHER}; where it is "
-            "negative the older one is preferred. "
-            f"Against four older ones, 4,096 tokens behind the newer: {show(4096)}; {LONGEST:,} tokens behind it "
+    return (f"**Conflict,** log-probability of the newer continuation minus that of the older, of {FOX} and of {OTHER}; "
+            f"where it is negative the older one is preferred. Against four older ones, 4,096 tokens behind the newer: {show(4096)}; {LONGEST:,} tokens behind it "
             f"{show(LONGEST)}. Against one, 4,096 tokens behind, the difference is {verdict(one, digits=1)}.")
 
 
 def far(report):
-    copy = at_point(report, "copy", "fall", gap=TRAINED)
-    needles = {gap: at_point(report, NEEDLES[-1], "right", distractors=63, gap=gap) for gap in (TRAINED, 63488)}
+    copy = at_point(report, "copy", gap=TRAINED)
+    needles = {gap: at_point(report, NEEDLES[-1], distractors=63, gap=gap) for gap in (TRAINED, 63488)}
     show = lambda gap: "after {:,} tokens {:.0f}% and {:.0f}% right, {}".format(
         gap, *needles[gap][0], verdict(needles[gap][1], "points", 0))
     return (f"**Recall beyond the training length.** The loss of a copy {TRAINED:,} tokens later, just beyond it, falls by "

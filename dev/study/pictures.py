@@ -20,6 +20,12 @@ def mean_and_band(plots, axes, points, k, label=None):
     plots.curve(axes, x, [statistics.fmean(y) for y in zip(*ys)], k, label, plots.band_of(ys))
 
 
+def length_axis(plots, axes):
+    """Tokens on the x axis, by powers of two, with the training length."""
+    plots.mark(axes, TRAINED)
+    plots.log_scale(axes, "x", 2)
+
+
 def labelled(report):
     """[(k, label, runs)] of what the pictures compare."""
     return [(k, f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}", runs)
@@ -53,8 +59,7 @@ def draw_position(report, plots, path):
     position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
     mean.set(xlabel="length l", ylabel="perplexity P(l)")
     for axes in (position, mean):
-        plots.mark(axes, TRAINED)
-        plots.log_scale(axes, "x", 2)
+        length_axis(plots, axes)
     plots.save(figure, path, {"dashes": "training length"})
 
 
@@ -88,8 +93,7 @@ def draw_tasks(report, plots, path):
     conflict.set(xlabel="tokens behind the newer continuation", ylabel="log p(newer) - log p(older)")
     corrupted.set(xlabel="replaced tokens of the context, %", ylabel="rise of the loss, nats")
     for axes in (copy, conflict):
-        plots.mark(axes, TRAINED)
-        plots.log_scale(axes, "x", 2)
+        length_axis(plots, axes)
     plots.save(figure, path, {"dashes": "training length"})
 
 
@@ -105,8 +109,7 @@ def draw_needles(report, plots, path):
                 draw_points(plots, axes, points, k + 2 * (task == NEEDLES[0]), label)
         axes.set(xlabel="tokens between value and question", ylim=(-3, 103))
         plots.caption(axes, f"{count} other pairs")
-        plots.mark(axes, TRAINED)
-        plots.log_scale(axes, "x", 2)
+        length_axis(plots, axes)
     panels[0].set(ylabel="right, %")
     plots.save(figure, path, {"dashes": "training length"})
 

@@ -179,13 +179,15 @@ class Report:
     def table_context(self):
         names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line))
         means = {name: {s: [statistics.fmean(column) for column in zip(*r["eval"]["documents"]["last_loss"])]
-                        for s in SEEDS if (r := self.results.get(f"{name}_{s}"))} for name in names}
+                        for s in SEEDS if (r := self.results.get(f"{name}_{s}")) and "documents" in r["eval"]}
+                 for name in names}
         cells = lambda runs, sign="": [error_of(values, 4, sign) for values in zip(*runs)] or [NONE, "", "", ""]
         rows = [(name, len(found), *cells(found.values())) for name, found in means.items()]
         one, other = (means[name] for name in PAIR)
         both = [[a - b for a, b in zip(one[s], other[s])] for s in SEEDS if s in one and s in other]
         rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, "+")))
-        titles = next((r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0])), (1024, 4096, 16384, 63488))
+        found = (r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0]) if "documents" in r["eval"])
+        titles = next(found, (1024, 4096, 16384, 63488))
         return table(("", "seeds", *(f"{c:,}" for c in titles)), *rows)
 
     def table_pruning(self):
@@ -241,7 +243,8 @@ class Report:
             for task in filter(found.__contains__, tasks):
                 for row in plan.unpacked(found[task]):
                     at = tuple((k, row[k]) for k in list(row)[:2])
-                    points.setdefault((task, at), {name: {} for name in PAIR})[name][seed] = row[TASKS[task]]
+                    if TASKS[task] in row:
+                        points.setdefault((task, at), {name: {} for name in PAIR})[name][seed] = row[TASKS[task]]
         return points
 
     def table_tasks(self):

@@ -293,9 +293,8 @@ static inline bool sample_on_token(Sequence* sequence, int64_t token) {
 static inline void sample_on_end(Sequence* sequence) {
     Sample* s = (Sample*)sequence->owner;
     if (sequence->failed && s->of->stream) die("the model's logits are not finite: its weights are damaged");
-    if (sequence->failed)
-        warn(
-            "a sample ends where the model's logits are not finite"); // in training, whose next step says why
+    if (sequence->failed) // in training, whose next step says why
+        warn("a sample ends where the model's logits are not finite");
     text_end(&s->text);
     s->ended = true;
     generation_stream(s->of);
