@@ -7,7 +7,7 @@ import statistics
 
 import plan
 from common import paired
-from measures import LONGEST, NEEDLES, NONE, PAIR, SEEDS, TRAINED, alone, loss_beyond, loss_within
+from measures import LONGEST, NEEDLES, NONE, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within, reach_ratio
 
 RECIPE = "2e-3"  # the learning rate of the paper's repository for models of 125 million parameters
 FOX, OTHER = PAIR
@@ -20,7 +20,8 @@ class Missing(Exception):
 def text(report):
     """Lines of Markdown."""
     sentences = []
-    for finding in (rates, recall, packed, by_context, by_step, near, conflict, far, losses, beyond, pruning, half_lives):
+    for finding in (rates, recall, packed, by_context, by_step, near, conflict, far, losses, hours, beyond, pruning,
+                    half_lives):
         try:
             sentences.append(f"- {finding(report)}")
         except Missing:
@@ -39,9 +40,9 @@ def require(found):
     return found
 
 
-def pairs(report):
-    """[(fox-pro, transformer-pro)] of the seeds that have both."""
-    found = [[report.results.get(f"{name}_{s}") for name in PAIR] for s in SEEDS]
+def pairs(report, suffix=""):
+    """[(fox-pro, transformer-pro)] of the seeds that have both, or of their repeats."""
+    found = [[report.results.get(f"{name}_{s}{suffix}") for name in PAIR] for s in SEEDS]
     return require([pair for pair in found if all(pair)])
 
 
@@ -178,6 +179,15 @@ def losses(report):
             f"{LONGEST:,} tokens ([whether this is claimed](#primary-comparisons)).")
 
 
+def hours(report):
+    both = [pair for pair in pairs(report, "_repeat") if reach_ratio(*pair) is not None]
+    time, steps = (math.exp(statistics.fmean(reach_ratio(*pair, by) for pair in require(both))) for by in ("hours", "step"))
+    gpus = " and ".join(sorted({gpu_of(f) for f, _ in both}))
+    return (f"**GPU-hours.** To the same validation loss {FOX} takes {time:.2f} times the GPU-hours of {OTHER} "
+            f"([whether this is claimed](#primary-comparisons)): {steps:.2f} times the steps, each {time / steps:.2f} times as "
+            f"long. Geometric means of {len(both)} pairs of repeats on {gpus}, both models trained by this program.")
+
+
 def beyond(report):
     contexts, targets, means = last_losses(report)
     require(len(contexts) > 1 and contexts[-1] > TRAINED)
@@ -192,7 +202,7 @@ def pruning(report):
     cost = max(abs(r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"]) for r in runs)
     share = statistics.fmean(share for r in runs for share in r["pruned_by_layer"])
     speeds = [r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"] for r in runs if alone(r)]
-    slower = f" and takes {statistics.fmean(speeds):.1f} times as long (of {len(speeds)})" if speeds else ""
+    slower = f" and takes {statistics.fmean(speeds):.1f} times as long (mean of {len(speeds)} runs)" if speeds else ""
     return (f"**Pruning** skips {100 * share:.0f}% of attention's blocks at the last step. Evaluating checkpoints "
             f"({len(runs)}) at {LONGEST:,} tokens without it changes the loss by at most {cost:.6f} nats{slower}.")
 

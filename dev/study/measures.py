@@ -43,25 +43,27 @@ def loss_beyond(result):
     return (LONGEST * e["loss_mean"] - TRAINED * loss_within(result)) / (LONGEST - TRAINED)
 
 
-def hours_to(result, loss):
-    """GPU-hours of training steps until the validation loss is `loss`, between validations by a line."""
+def reached(result, loss, by):
+    """GPU-hours of training steps (by "hours"), or steps ("step"), until the validation loss is `loss`, between
+    validations by a line; None: it never is."""
     before = None
     for v in result["validations"]:
         if v["loss"] <= loss:
             if before is None:
-                return v["hours"]
+                return v[by]
             share = (before["loss"] - loss) / (before["loss"] - v["loss"])
-            return before["hours"] + share * (v["hours"] - before["hours"])
+            return before[by] + share * (v[by] - before[by])
         before = v
     return None
 
 
-def hours_ratio(fox, transformer):
-    """log of the hours' ratio, to the last validation loss that both reach; None: their times are not comparable."""
+def reach_ratio(fox, transformer, by="hours"):
+    """log of the ratio of what two runs take until the last validation loss that both reach; None: their times are not
+    comparable."""
     if not comparable(fox, transformer):
         return None
     loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
-    return math.log(hours_to(fox, loss) / hours_to(transformer, loss))
+    return math.log(reached(fox, loss, by) / reached(transformer, loss, by))
 
 
 def mean_in(ends, row, span):
@@ -79,7 +81,7 @@ def first_below(result, loss):
 PRIMARY = [  # name, difference of a pair, how a difference is printed; hours are those of the repeats
     ("loss at positions 1 to 16,384, nats", lambda f, t: loss_within(f) - loss_within(t), "{:+.4f}"),
     ("loss at positions 16,385 to 65,536, nats", lambda f, t: loss_beyond(f) - loss_beyond(t), "{:+.4f}"),
-    ("GPU-hours to the same validation loss, log of the ratio", hours_ratio, "{:+.3f}"),
+    ("GPU-hours to the same validation loss, log of the ratio", reach_ratio, "{:+.3f}"),
 ]
 
 

@@ -23,7 +23,7 @@ import pictures
 import plan
 from common import paired, run, write_file
 from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, comparable, error_of,
-                      first_below, gpu_of, holm, hours_ratio, loss_beyond, loss_within, mean_in, mean_share, rms, table)
+                      first_below, gpu_of, holm, loss_beyond, loss_within, mean_in, mean_share, reach_ratio, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
@@ -103,7 +103,7 @@ class Report:
     def table_primary(self):
         rows, tested = [], []
         for title, difference, form in PRIMARY:
-            names = [[f"{name}_{s}{'_repeat' * (difference is hours_ratio)}" for name in PAIR] for s in SEEDS]
+            names = [[f"{name}_{s}{'_repeat' * (difference is reach_ratio)}" for name in PAIR] for s in SEEDS]
             pairs = [[self.results.get(name) for name in pair] for pair in names]
             values = [d for pair in pairs if all(pair) and (d := difference(*pair)) is not None]
             left = sum(name not in self.with_diverged for pair in names for name in pair)

@@ -68,6 +68,9 @@ assert "differs by 0.014 at most over 100 steps, where repeats differ by 0.013" 
 for row in rows(Path("dev/STUDY.md").read_text(), "primary")[2:4]:  # the losses, as the README's caption has them
     mean, low, high = (x.strip("-") for x in (row[2], *row[3].split(" to ")))
     assert f"{mean} nats lower" in first_screen and f"{high} to {low}" in first_screen, row
+row = rows(Path("dev/STUDY.md").read_text(), "primary")[4]
+mean, low, high = (f"{math.exp(float(x)):.2f}" for x in (row[2], *row[3].split(" to ")))
+assert f"{mean} times the GPU-hours ({low} to {high}" in first_screen, row
 picture = FOLDER / paper_code.PICTURE
 if "no matplotlib" not in done.stdout:
     assert all(name in picture.read_text() for name in data["runs"])
@@ -247,8 +250,9 @@ for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats 
                  "behind 1,024 tokens: -0.100 nats", "4,096 steps: -0.100, -0.100, ",
                  "after 256 tokens: +1.000 ± 0.000 nats, 5 pairs, p = 0; after 4,096", "behind it -3.0 and -4.0 nats (+1.0 ± 0.0",
                  "after 63,488 tokens 50% and 51% right, -1 ± 0 points, 5 pairs, p = 0", "-0.100 nats within",
-                 "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
-                 "by at most 0.001000 nats and takes 2.0 times as long (of 5)",
+                 "fox-pro takes 0.49 times the GPU-hours of transformer-pro", "0.99 times the steps, each 0.50 times as long.",
+                 "means of 5 pairs of repeats on one, both", "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
+                 "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
                  "The median of all heads is 20.0 tokens; 0% are below 16, 50% above 1,000"):
     assert sentence in text, sentence
 # a sentence is left out with what it needs, and the page is still written
