@@ -5,9 +5,11 @@ are not there is left out.
 import math
 import statistics
 
+import from_scratch
 import plan
 from common import paired
-from measures import LONGEST, NEEDLES, NONE, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within, reach_ratio
+from measures import (LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within,
+                      reach_ratio)
 
 RECIPE = "2e-3"  # the learning rate of the paper's repository for models of 125 million parameters
 FOX, OTHER = PAIR
@@ -20,8 +22,8 @@ class Missing(Exception):
 def text(report):
     """Lines of Markdown."""
     sentences = []
-    for finding in (rates, recall, packed, by_context, by_step, near, conflict, far, losses, hours, beyond, pruning,
-                    half_lives):
+    for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
+                    other_pairs, variants, recurrent, pruning, half_lives):
         try:
             sentences.append(f"- {finding(report)}")
         except Missing:
@@ -115,6 +117,14 @@ def recall(report):
             f"{right('fox-pro-long')} and {right('fox-llama-long')} ([below](#mqar-from-scratch)).")
 
 
+def overwritten(report):
+    rows = from_scratch.rows_of_task("over", report.all_lines, report.all_results, report.data)
+    runs = require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE])
+    shares = ", ".join(f"{run['run'].removeprefix('over-').rpartition('_')[0]} {run['T1024']} and {run['T8192']}%" for run in runs)
+    return ("**Overwritten keys from scratch,** one seed, one learning rate: right at the length of training, and of 64 keys "
+            f"with up to 32 rewrites at 8 times this length: {shares} ([below](#overwritten-keys-from-scratch)).")
+
+
 def packed(report):
     runs = require(report.packed.pairs())
     lead = {walls: [of[FOX, walls]["intact"]["loss_mean"] - of[OTHER, walls]["intact"]["loss_mean"] for of in runs]
@@ -195,6 +205,30 @@ def beyond(report):
     return (f"**A context longer than in training.** From {contexts[-2]:,} to {contexts[-1]:,} tokens in front of the same "
             f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE with base "
             "500,000, and nothing done to extend it).")
+
+
+def beside(report, models):
+    """The validation loss of models [(name, base)] minus that of their bases, and beyond the training length."""
+    found = [(name, base, both) for name, base in models if (both := report.both(name, base))]
+    return "; ".join(f"{name} minus {base} {verdict([a['val_loss'] - b['val_loss'] for a, b in both])}, beyond the training "
+                     f"length {verdict([loss_beyond(a) - loss_beyond(b) for a, b in both])}"
+                     for name, base, both in require(found))
+
+
+def other_pairs(report):
+    return f"**Other blocks and sizes,** validation loss: {beside(report, OTHER_PAIRS)}."
+
+
+def variants(report):
+    models = [model for model in report.variants() if not model[0].endswith("-fp8")]  # --fp8 has a sentence of its own
+    return f"**One thing changed,** validation loss: {beside(report, models)}."
+
+
+def recurrent(report):
+    best = {name: require(report.best_of(name)) for name in ("mamba2", "hgrn2", "deltanet", *PAIR)}
+    return ("**Recurrent models,** one seed, each at the best of its learning rates (two of theirs, five and four of the "
+            "pair's), validation loss, and loss beyond the training length: " + ", ".join(
+                f"{name} {r['val_loss']:.3f} and {loss_beyond(r):.3f}" for name, r in best.items()) + ".")
 
 
 def pruning(report):

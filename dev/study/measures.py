@@ -8,6 +8,7 @@ import statistics
 from common import MIN_PAIRS, paired
 
 PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
+OTHER_PAIRS = ("fox-llama", "transformer-llama"), ("125m-fox-pro", "125m-transformer-pro")
 TRAINED, LONGEST = 16384, 65536
 DRAWS = 2000  # of the bootstrap
 NONE = "no run yet"

@@ -137,7 +137,7 @@ def draw_gates(report, plots, path):
 
 
 PICTURES = {  # what draws it, and its caption on the page
-    "loss": (draw_loss, "Training loss, mean of 64 steps, by tokens, and by minutes of the repeats once they have run."),
+    "loss": (draw_loss, "Training loss, mean of 64 steps, by tokens, and by minutes of the repeats."),
     "position": (draw_position, "Held-out loss L(i) by position in bins of a sixth of an octave, and perplexity P(l) of the "
                  "first l positions, over 256 documents."),
     "tasks": (draw_tasks, "Zero-shot tasks: copies, conflicts with one and with four older continuations, corrupted context."),

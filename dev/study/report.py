@@ -22,10 +22,13 @@ import paper_code
 import pictures
 import plan
 from common import paired, run, write_file
-from measures import (NEEDLES, NONE, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, comparable, error_of,
+from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, comparable, error_of,
                       first_below, gpu_of, holm, loss_beyond, loss_within, mean_in, mean_share, reach_ratio, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
+
+COLUMNS = ("lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned", "step below 3", "below 2",
+           "GPU")
 
 
 class Report:
@@ -86,9 +89,13 @@ class Report:
         names = *PAIR, "fox-pro-long", "fox-llama", "transformer-llama"
         return {name: runs for name in names if (runs := self.seeds(name))}
 
+    def groups(self):
+        """The models whose learning rate is searched."""
+        return dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_")
+
     def table_rates(self):
         rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen", "again, seed 2")]
-        for group in dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_"):
+        for group in self.groups():
             found = plan.losses(group, self.lines, self.with_diverged)
             text = lambda loss: NONE if loss is None else "diverged" if loss == math.inf else f"{loss:.4f}"
             cells = [f"{plan.option(line, '--lr')}: {text(loss)}"
@@ -133,15 +140,25 @@ class Report:
         pruned = r.get("pruned_by_layer")
         return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
                 f"{loss_beyond(r):.4f}", f"{bits:.4f}", minutes,
-                f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2))
+                f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2),
+                gpu_of(r).removeprefix("NVIDIA ").split()[0])
 
     def table_runs(self):
         rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
                 (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
-                 self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 7)
+                 self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 8)
                 for line in self.lines if line.measures != "edge" or line.name in self.results]
-        return table(("run", "lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned",
-                      "step below 3", "below 2"), *rows)
+        return table(("run", *COLUMNS), *rows)
+
+    def best_of(self, group):
+        """The run of the best learning rate of lr_GROUP_*; None: not known yet."""
+        rate = plan.best_lr(group, self.lines, self.with_diverged)
+        return rate and self.results[f"lr_{group}_{rate}"]
+
+    def table_families(self):
+        rows = [(group, *self.row_of(group, r)[1:]) if (r := self.best_of(group)) else (group, NONE, *[""] * (len(COLUMNS) - 1))
+                for group in self.groups()]
+        return table(("model", *COLUMNS), *rows)
 
     def table_noise(self):
         """The standard deviation of a run: of repeats, whose differences have twice its variance, and over seeds."""
@@ -208,25 +225,38 @@ class Report:
         return table(("", "seeds", "loss with minus without pruning, 1e-6 nats", "largest", "speed with to without",
                       "blocks pruned, T = 65,536", "of one document, T = 16,384", "by ACP's rule"), *rows)
 
-    def table_variants(self):
-        """Runs that differ from one of the pair's in one thing, beside that of the same seed."""
-        rows = []
+    def both(self, name, base):
+        """The runs of two models, [(run, run)] by seed."""
+        runs = [[self.results.get(f"{n}_{s}") for n in (name, base)] for s in SEEDS]
+        return [pair for pair in runs if all(pair)]
+
+    def table_beside(self, models):
+        """Each of the models [(name, base)] beside the other, by seed."""
         measures, hours = (lambda r: r["val_loss"], loss_within, loss_beyond), lambda r: r["validations"][-1]["hours"]
-        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines)
-        for base, name in ((base, name) for name in names for base in PAIR if name.startswith(f"{base}-")):
-            runs = [[self.results.get(f"{n}_{s}") for n in (name, base)] for s in SEEDS]
-            runs, cells = [both for both in runs if all(both)], [NONE, "", "", ""]
+        rows = []
+        for name, base in models:
+            runs, cells = self.both(name, base), [NONE, "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
-                timed = [(a, self.results.get(f"{b['name']}_repeat", b)) for a, b in runs]
+                timed = [[self.results.get(f"{r['name']}_repeat", r) for r in pair] for pair in runs]
                 speeds = [hours(b) / hours(a) for a, b in timed if comparable(a, b)]
                 cells.append(f"{statistics.fmean(speeds):.2f} ({len(speeds)})" if speeds else "")
             rows.append((f"{name} minus {base}", len(runs), *cells))
         return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times (pairs)"), *rows)
 
+    def variants(self):
+        """[(name, base)] of what differs from one of the pair in one thing."""
+        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines)
+        return [(name, base) for name in names for base in PAIR if name.startswith(f"{base}-")]
+
+    def table_variants(self):
+        return self.table_beside(self.variants())
+
+    def table_pairs(self):
+        return self.table_beside((PAIR, *OTHER_PAIRS))
+
     def table_fp8(self):
-        runs = [[self.results.get(f"{n}_{s}") for n in ("fox-pro-fp8", "fox-pro")] for s in SEEDS]
-        found = paired([a["val_loss"] - b["val_loss"] for a, b in runs if a and b] or [math.nan])
+        found = paired([a["val_loss"] - b["val_loss"] for a, b in self.both("fox-pro-fp8", "fox-pro")] or [math.nan])
         if found.p is None:
             return [f"{NONE}: after three pairs."]
         low, high = found.mean - found.half_width, found.mean + found.half_width

@@ -319,7 +319,7 @@ class Job:
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
         if not plan.all_of(self.line):
             return
-        if self.line.name.startswith("fox"):
+        if plan.option(self.line, "--model").startswith("fox"):
             for _, checkpoint in checkpoints(self.run_folder, self.options.moments):
                 self.optional(f"maps_{checkpoint.name}.safetensors", trainer, "--init", checkpoint, "--maps", "OUT",
                           "--val-data", data)
