@@ -84,6 +84,9 @@ def read_log(path):
                 validations[line["step"]] = line
     if not starts or not validations:
         raise Error(f"{path}: no run that has measured its loss")
+    for start in starts:
+        if (start["version"], start["device"]) != (starts[0]["version"], starts[0]["device"]):
+            raise Error(f"{path}: went on with another program or on another GPU: its times are not those of one run")
     return starts[0], len(starts), steps, [validations[step] for step in sorted(validations)]
 
 

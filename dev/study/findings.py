@@ -9,7 +9,7 @@ import from_scratch
 import plan
 from common import paired
 from measures import (LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within,
-                      reach_ratio)
+                      reach_ratio, rms)
 
 RECIPE = "2e-3"  # the learning rate of the paper's repository for models of 125 million parameters
 FOX, OTHER = PAIR
@@ -61,12 +61,15 @@ def last_losses(report):
     return found[0][0]["contexts"], found[0][0]["last_targets"], means
 
 
-def at_point(report, task, **at):
-    """(means of fox-pro and transformer-pro, differences by seed) of a task at a point, of the seeds that both have."""
-    points = report.points_of_tasks((task,)).items()
-    one, other = (require([of for (_, point), of in points if at.items() <= dict(point).items()])[0][name] for name in PAIR)
-    both = require([seed for seed in one if seed in other])
-    return [statistics.fmean(of[seed] for seed in both) for of in (one, other)], [one[seed] - other[seed] for seed in both]
+def at_points(report, task, **at):
+    """(means of fox-pro and transformer-pro, differences by seed) of a task over the points with these keys, each a value or
+    a list of them, of the seeds that both have."""
+    at = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in at.items()}
+    points = require([of for (_, point), of in report.points_of_tasks((task,)).items()
+                      if all(dict(point)[key] in values for key, values in at.items())])
+    seeds = require([seed for seed in SEEDS if all(seed in of[name] for of in points for name in PAIR)])
+    one, other = ([statistics.fmean(of[name][seed] for of in points) for seed in seeds] for name in PAIR)
+    return [*map(statistics.fmean, (one, other))], [a - b for a, b in zip(one, other)]
 
 
 def verdict(values, unit="nats", digits=3):
@@ -75,6 +78,8 @@ def verdict(values, unit="nats", digits=3):
     count = f"{found.n} pair{'s' * (found.n > 1)}"
     if found.p is None:
         return f"{found.mean:+.{digits}f} {unit} in {count}, too few to say more"
+    if not found.error:  # all pairs the same: nothing is known of how much they differ
+        return f"{found.mean:+.{digits}f} {unit} in each of {count}"
     number = f"{found.mean:+.{digits}f} ± {found.error:.{digits}f} {unit}, {count}"
     return f"{number}, p = {found.p:.2g}" if found.p < 0.05 else f"no difference shown, {number}"
 
@@ -91,14 +96,15 @@ def rates(report):
     if RECIPE not in common or len(best[FOX]) < 2:
         raise Missing
     first, second = best[FOX][:2]
-    sd = statistics.stdev(f["val_loss"] for f, _ in pairs(report)) if len(pairs(report)) > 1 else math.nan
+    again = [(r, report.results.get(f"{r['name']}_repeat")) for r in report.seeds(FOX)]
+    noise = rms(require([a["val_loss"] - b["val_loss"] for a, b in again if b]))
     cost = [losses[name][RECIPE] - losses[name][best[name][0]] for name in PAIR]
     leads = ", ".join(f"{losses[FOX][rate] - losses[OTHER][rate]:+.3f} at {rate}" for rate in common)
-    again = {line.name.removeprefix("confirm_").replace("_", " at "): plan.loss_of(report.with_diverged[line.name])
+    seed_2 = {line.name.removeprefix("confirm_").replace("_", " at "): plan.loss_of(report.with_diverged[line.name])
              for line in report.lines if line.name.startswith("confirm_") and line.name in report.with_diverged}
-    confirmed = ", ".join(f"{name} {loss:.4f}" for name, loss in again.items()) or "not run yet"
+    confirmed = ", ".join(f"{name} {loss:.4f}" for name, loss in seed_2.items()) or "not run yet"
     return (f"**Learning rates,** one seed. {FOX} is best at {first} and {second}, which differ by "
-            f"{losses[FOX][second] - losses[FOX][first]:.4f} nats where seeds differ by {sd:.4f} (sd); {OTHER} at "
+            f"{losses[FOX][second] - losses[FOX][first]:.4f} nats, two runs of one command by {noise:.4f} (rms); {OTHER} at "
             f"{best[OTHER][0]}. The rate of the paper's repository for small models, {RECIPE}, costs {cost[0]:.3f} and "
             f"{cost[1]:.3f} nats here; a step has an eighth of its tokens. {FOX} minus {OTHER} at the same rate: {leads}. "
             f"On another seed: {confirmed}.")
@@ -113,14 +119,15 @@ def recall(report):
         return f"{100 * max(found, default=0):.0f}%"
     return (f"**MQAR from scratch,** one seed, the best of three learning rates. With plain gates {FOX} ends with "
             f"{right(FOX)} right, fox-llama with {right('fox-llama')}; {OTHER} with {right(OTHER)}, transformer-llama with "
-            f"{right('transformer-llama')}. Gates that begin with half-lives of 44 to 11,000 tokens: "
+            f"{right('transformer-llama')}. Gates that begin long, half-lives 44 and 11,400 tokens in a layer's two heads: "
             f"{right('fox-pro-long')} and {right('fox-llama-long')} ([below](#mqar-from-scratch)).")
 
 
 def overwritten(report):
-    rows = from_scratch.rows_of_task("over", report.all_lines, report.all_results, report.data)
+    rows = from_scratch.rows_of_task("over", report.all_lines, report.with_diverged, report.data)
     runs = require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE])
-    shares = ", ".join(f"{run['run'].removeprefix('over-').rpartition('_')[0]} {run['T1024']} and {run['T8192']}%" for run in runs)
+    shares = ", ".join(f"{run['run'].removeprefix('over-').rpartition('_')[0]} "
+                       + (f"{run['T1024']} and {run['T8192']}%" if run["T1024"] else "diverged") for run in runs)
     return ("**Overwritten keys from scratch,** one seed, one learning rate: right at the length of training, and of 64 keys "
             f"with up to 32 rewrites at 8 times this length: {shares} ([below](#overwritten-keys-from-scratch)).")
 
@@ -157,16 +164,16 @@ def by_step(report):
 
 
 def near(report):
-    copies = [f"after {gap:,} tokens: {verdict(at_point(report, 'copy', gap=gap)[1])}" for gap in (256, 4096)]
-    (fox, other), by_seed = at_point(report, NEEDLES[-1], distractors=63, gap=4096)
+    copies = [f"after {gap:,} tokens: {verdict(at_points(report, 'copy', gap=gap)[1])}" for gap in (256, 4096)]
+    (fox, other), by_seed = at_points(report, NEEDLES[-1], gap=(1024, 4096))
     return (f"**Recall within the training length.** The fall of a copy's loss, {FOX} minus {OTHER}, {'; '.join(copies)}. "
-            f"Needles after 4,096 tokens, among 63 others, after tuning: {fox:.0f}% and {other:.0f}% right, "
-            f"{verdict(by_seed, 'points', 0)}. No distance between 4,096 tokens and the training length was tested.")
+            f"Needles after 1,024 and 4,096 tokens, after tuning: {fox:.0f}% and {other:.0f}% right, "
+            f"{verdict(by_seed, 'points', 1)}. No distance between 4,096 tokens and the training length was tested.")
 
 
 def conflict(report):
-    _, one = at_point(report, "conflict", stale=1, gap=4096)
-    points = {gap: at_point(report, "conflict", stale=4, gap=gap) for gap in (4096, LONGEST)}
+    _, one = at_points(report, "conflict", stale=1, gap=4096)
+    points = {gap: at_points(report, "conflict", stale=4, gap=gap) for gap in (4096, LONGEST)}
     show = lambda gap: "{:.1f} and {:.1f} nats ({})".format(*points[gap][0], verdict(points[gap][1], digits=1))
     return (f"**Conflict,** log-probability of the newer continuation minus that of the older, of {FOX} and of {OTHER}; "
             f"where it is negative the older one is preferred. Against four older ones, 4,096 tokens behind the newer: {show(4096)}; {LONGEST:,} tokens behind it "
@@ -174,12 +181,12 @@ def conflict(report):
 
 
 def far(report):
-    copy = at_point(report, "copy", gap=TRAINED)
-    needles = {gap: at_point(report, NEEDLES[-1], distractors=63, gap=gap) for gap in (TRAINED, 63488)}
+    copy = at_points(report, "copy", gap=TRAINED)
+    needles = {gap: at_points(report, NEEDLES[-1], gap=gap) for gap in (TRAINED, 63488)}
     show = lambda gap: "after {:,} tokens {:.0f}% and {:.0f}% right, {}".format(
-        gap, *needles[gap][0], verdict(needles[gap][1], "points", 0))
+        gap, *needles[gap][0], verdict(needles[gap][1], "points", 1))
     return (f"**Recall beyond the training length.** The loss of a copy {TRAINED:,} tokens later, just beyond it, falls by "
-            "{:.2f} and {:.2f} nats ".format(*copy[0]) + f"({verdict(copy[1])}). Needles among 63 others, after tuning: "
+            "{:.2f} and {:.2f} nats ".format(*copy[0]) + f"({verdict(copy[1])}). Needles after tuning: "
             f"{show(TRAINED)}; {show(63488)}.")
 
 
@@ -190,12 +197,19 @@ def losses(report):
 
 
 def hours(report):
-    both = [pair for pair in pairs(report, "_repeat") if reach_ratio(*pair) is not None]
-    time, steps = (math.exp(statistics.fmean(reach_ratio(*pair, by) for pair in require(both))) for by in ("hours", "step"))
+    both = require([pair for pair in pairs(report, "_repeat") if reach_ratio(*pair) is not None])
+    mean = lambda ratios: math.exp(statistics.fmean(require(ratios)))
+    time, steps = (mean([reach_ratio(*pair, by) for pair in both]) for by in ("hours", "step"))
+    moments = both[0][1]["validations"]
+    early = [moments[len(moments) * k // 4 - 1]["step"] for k in (1, 2, 3)]
+    at_loss_of = lambda f, t, step: reach_ratio(f, t, "hours", next(v["loss"] for v in t["validations"] if v["step"] == step))
+    before = [mean([at_loss_of(f, t, step) for f, t in both]) for step in early]
     gpus = " and ".join(sorted({gpu_of(f) for f, _ in both}))
     return (f"**GPU-hours.** To the same validation loss {FOX} takes {time:.2f} times the GPU-hours of {OTHER} "
             f"([whether this is claimed](#primary-comparisons)): {steps:.2f} times the steps, each {time / steps:.2f} times as "
-            f"long. Geometric means of {len(both)} pairs of repeats on {gpus}, both models trained by this program.")
+            f"long. To the losses that {OTHER} has after {', '.join(f'{step:,}' for step in early)} steps: "
+            f"{', '.join(f'{ratio:.2f}' for ratio in before)}. Geometric means of {len(both)} pairs of repeats on {gpus}, both "
+            "models trained by this program.")
 
 
 def beyond(report):
@@ -216,7 +230,8 @@ def beside(report, models):
 
 
 def other_pairs(report):
-    return f"**Other blocks and sizes,** validation loss: {beside(report, OTHER_PAIRS)}."
+    return ("**Other blocks and sizes,** validation loss, the larger pair at the learning rates of the smaller: "
+            f"{beside(report, OTHER_PAIRS)}.")
 
 
 def variants(report):

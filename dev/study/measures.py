@@ -9,7 +9,9 @@ from common import MIN_PAIRS, paired
 
 PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
 OTHER_PAIRS = ("fox-llama", "transformer-llama"), ("125m-fox-pro", "125m-transformer-pro")
+VALIDATED = 128  # held-out documents on which runs are validated, and learning rates chosen
 TRAINED, LONGEST = 16384, 65536
+SAME_STEPS = {"c8ee50e", "796e75d"},  # versions between which nothing changed of what a step on a GPU runs
 DRAWS = 2000  # of the bootstrap
 NONE = "no run yet"
 NEEDLES = [f"needle_{step:03}" for step in (0, 32, 64, 128, 256)]  # after so many steps of tuning
@@ -31,7 +33,9 @@ def alone(result):
 
 def comparable(a, b):
     """Can the times of two runs be compared: one program, one kind of GPU, each for itself?"""
-    return gpu_of(a) == gpu_of(b) and a["version"] == b["version"] and alone(a) and alone(b)
+    versions = {a["version"], b["version"]}
+    same = len(versions) == 1 or any(versions <= group for group in SAME_STEPS)
+    return gpu_of(a) == gpu_of(b) and same and alone(a) and alone(b)
 
 
 def loss_within(result):
@@ -58,13 +62,14 @@ def reached(result, loss, by):
     return None
 
 
-def reach_ratio(fox, transformer, by="hours"):
-    """log of the ratio of what two runs take until the last validation loss that both reach; None: their times are not
-    comparable."""
+def reach_ratio(fox, transformer, by="hours", loss=None):
+    """log of the ratio of what two runs take until a validation loss, by itself the last one that both reach; None: their
+    times are not comparable, or one never reaches it."""
     if not comparable(fox, transformer):
         return None
-    loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
-    return math.log(reached(fox, loss, by) / reached(transformer, loss, by))
+    loss = loss or max(r["validations"][-1]["loss"] for r in (fox, transformer))
+    both = [reached(r, loss, by) for r in (fox, transformer)]
+    return math.log(both[0] / both[1]) if all(both) else None
 
 
 def mean_in(ends, row, span):

@@ -40,12 +40,12 @@ def text(data):
         for name, (found, steps) in known["others"].items())
     return [
         f"![loss of both programs by step, and their difference](pictures/{PICTURE})", "",
-        "| model | steps | largest difference of the loss | mean difference, without its sign | largest of two runs of "
+        "| model | steps | largest difference of the loss | mean difference with its sign, absolute value | largest of two runs of "
         "this program |", "|---|---|---|---|---|", *rows, "",
         f"The loss of fox-pro differs by {known['largest']:.3f} at most over {known['steps']} steps, where two runs of "
         f"this program differ by {known['noise']:.3f}. What is unfavourable: up to step {fox[1][1]} the programs differ "
         f"by {max(row[2] for row in fox[:2]):.4f} and two runs by {max(row[4] for row in fox[:2]):.4f}; {others}, "
-        "without repeats to compare with. What is above 0.05 is one spike.", "",
+        "without repeats to compare with.", "",
         f"Speed of fox-pro, by `--bench` on the same day: {speed['fox-pro'] / 1000:.0f}K beside {paper / 1000:.0f}K "
         f"tokens/s, {speed['fox-pro'] / paper:.1f} times."]
 

@@ -91,6 +91,24 @@ def option(line, name):
     return line.options[places[-1] + 1] if places else None
 
 
+def rate_of(line):
+    """The learning rate of a line, as tables name it."""
+    return option(line, "--lr").replace(BEST, "best of ")
+
+
+def check(line, result, lines, results):
+    """Dies if a result is not that of the line: of other options, or of a learning rate that is not the best one."""
+    rate, words = option(line, "--lr"), result["options"]
+    places = [i for i, word in enumerate(line.options) if word.startswith(BEST)]
+    want = [words[i] if i in places and i < len(words) else word for i, word in enumerate(line.options)]
+    if words != want:
+        other = next((pair for pair in zip(want, words) if pair[0] != pair[1]), ("all", "others"))
+        raise Error(f"{line.name}: was not trained with the options of runs.txt: {other[1]} in place of {other[0]}")
+    best = best_lr(rate.removeprefix(BEST), lines, results) if places else None
+    if best and words[places[-1]] != best:
+        raise Error(f"{line.name}: was trained at {words[places[-1]]}, and the best of {rate.removeprefix(BEST)} is {best}")
+
+
 def loss_of(result):
     """The last validation loss; infinite of a run that diverged; None: it has not run."""
     return result and (math.inf if "diverged" in result else result["val_loss"])

@@ -22,13 +22,14 @@ import paper_code
 import pictures
 import plan
 from common import paired, run, write_file
-from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, alone, by_package, cell_of, comparable, error_of,
-                      first_below, gpu_of, holm, loss_beyond, loss_within, mean_in, mean_share, reach_ratio, rms, table)
+from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
+                      cell_of, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
+                      mean_share, reach_ratio, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
 COLUMNS = ("lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned", "step below 3", "below 2",
-           "GPU")
+           "GPU, version")
 
 
 class Report:
@@ -51,6 +52,8 @@ class Report:
             wanted = " ".join(self.data[task]) if task else corpora[plan.corpus_of(line)]["name"]
             if found and found["corpus"] != wanted:
                 raise Error(f"{line.name}: trained on corpus {found['corpus']}, not {wanted}")
+            if line.name in self.with_diverged:
+                plan.check(line, self.with_diverged[line.name], lines, self.with_diverged)
         self.lines = [line for line in lines if plan.corpus_of(line) == "long"]
         self.results = {line.name: results[line.name] for line in self.lines if line.name in results}
 
@@ -58,7 +61,7 @@ class Report:
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
 
     def table_state(self):
-        done = len(self.all_results)
+        done, edges = len(self.all_results), sum(line.measures == "edge" for line in self.all_lines)
         hours = sum(r["validations"][-1]["hours"] for r in self.all_results.values() if alone(r))
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
@@ -66,7 +69,7 @@ class Report:
         shared = [name for name, r in self.all_results.items() if not alone(r)]
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
-                "training steps. Runs that are needed only where the best learning rate lies at an edge count among them."
+                f"training steps. {edges} of the runs are needed only where the best learning rate lies at an edge."
                 + (f" These shared their GPU, so that their times do not count: {', '.join(shared)}." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
@@ -88,6 +91,11 @@ class Report:
         """{name: runs} of what the pictures compare."""
         names = *PAIR, "fox-pro-long", "fox-llama", "transformer-llama"
         return {name: runs for name in names if (runs := self.seeds(name))}
+
+    def missing(self, *names):
+        """What stands in place of runs that are not there: which models diverged, or that they have not run yet."""
+        failed = dict.fromkeys(name.rpartition("_")[0] for name in names if "diverged" in self.with_diverged.get(name, {}))
+        return f"{' and '.join(failed)} diverged" if failed else NONE
 
     def groups(self):
         """The models whose learning rate is searched."""
@@ -141,11 +149,11 @@ class Report:
         return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
                 f"{loss_beyond(r):.4f}", f"{bits:.4f}", minutes,
                 f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2),
-                gpu_of(r).removeprefix("NVIDIA ").split()[0])
+                f"{gpu_of(r).removeprefix('NVIDIA ').split()[0]}, {r['version']}")
 
     def table_runs(self):
         rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
-                (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
+                (line.name, plan.rate_of(line), plan.option(line, "--seed"),
                  self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 8)
                 for line in self.lines if line.measures != "edge" or line.name in self.results]
         return table(("run", *COLUMNS), *rows)
@@ -174,35 +182,40 @@ class Report:
         return table(("", "repeats", "sd of repeats: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
 
     def table_documents(self):
-        rows = []
+        rows, chose = [], [[], []]  # differences within the training length of documents that chose the learning rates, or not
         for seed in SEEDS:
             pair = [self.results.get(f"{name}_{seed}") for name in PAIR]
             if not all(pair) or any("documents" not in r["eval"] for r in pair):
-                failed = [n for n in PAIR if "diverged" in self.with_diverged.get(f"{n}_{seed}", {})]
-                rows.append((seed, f"{' and '.join(failed)} diverged" if failed else NONE, ""))
+                rows.append((seed, self.missing(*(f"{name}_{seed}" for name in PAIR)), ""))
                 continue
             tables = [r["eval"]["documents"] for r in pair]
             cells = []
             for spans in (("to", TRAINED), ("from", TRAINED)):
                 rows_of = [[mean_in(t["ends"], row, spans) for row in t["loss"]] for t in tables]
                 differences = [a - b for a, b in zip(*rows_of)]
+                if spans[0] == "to":
+                    chose[0] += differences[:VALIDATED]
+                    chose[1] += differences[VALIDATED:]
                 low, high = by_package(differences, self.packages)
                 cells.append(f"{statistics.fmean(differences):+.4f} ({low:+.4f} to {high:+.4f}), "
                              f"{sum(d < 0 for d in differences)} of {len(differences)}")
             rows.append((seed, *cells))
+        means = ["", f"Mean difference up to 16,384 of the {VALIDATED} documents on which learning rates were chosen: "
+                 f"{statistics.fmean(chose[0]):+.4f}, of the others: {statistics.fmean(chose[1]):+.4f}."] if chose[1] else []
         return table(("seed", "1 to 16,384: mean difference (95% by package), documents with fox-pro lower",
-                      "16,385 to 65,536"), *rows)
+                      "16,385 to 65,536"), *rows) + means
 
     def table_context(self):
         names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line))
         means = {name: {s: [statistics.fmean(column) for column in zip(*r["eval"]["documents"]["last_loss"])]
                         for s in SEEDS if (r := self.results.get(f"{name}_{s}")) and "documents" in r["eval"]}
                  for name in names}
-        cells = lambda runs, sign="": [error_of(values, 4, sign) for values in zip(*runs)] or [NONE, "", "", ""]
-        rows = [(name, len(found), *cells(found.values())) for name, found in means.items()]
+        cells = lambda runs, *names, sign="": [error_of(values, 4, sign) for values in zip(*runs)] or [
+            self.missing(*(f"{name}_{s}" for name in names for s in SEEDS)), "", "", ""]
+        rows = [(name, len(found), *cells(found.values(), name)) for name, found in means.items()]
         one, other = (means[name] for name in PAIR)
         both = [[a - b for a, b in zip(one[s], other[s])] for s in SEEDS if s in one and s in other]
-        rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, "+")))
+        rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, *PAIR, sign="+")))
         found = (r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0]) if "documents" in r["eval"])
         titles = next(found, (1024, 4096, 16384, 63488))
         return table(("", "seeds", *(f"{c:,}" for c in titles)), *rows)
@@ -235,7 +248,8 @@ class Report:
         measures, hours = (lambda r: r["val_loss"], loss_within, loss_beyond), lambda r: r["validations"][-1]["hours"]
         rows = []
         for name, base in models:
-            runs, cells = self.both(name, base), [NONE, "", "", ""]
+            runs = self.both(name, base)
+            cells = [self.missing(*(f"{n}_{s}" for s in SEEDS for n in (name, base))), "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
                 timed = [[self.results.get(f"{r['name']}_repeat", r) for r in pair] for pair in runs]
@@ -260,10 +274,13 @@ class Report:
         if found.p is None:
             return [f"{NONE}: after three pairs."]
         low, high = found.mean - found.half_width, found.mean + found.half_width
+        again = [(a, self.results.get(f"{b['name']}_repeat")) for a, b in self.both("fox-pro-fp8", "fox-pro")]
+        again = paired([a["val_loss"] - b["val_loss"] for a, b in again if b] or [math.nan])
+        beside = f" Beside the repeats: {again.mean:+.4f} ± {again.error:.4f}, {again.mean - again.half_width:+.4f} to " \
+            f"{again.mean + again.half_width:+.4f}." if again.p is not None else ""
         return [f"Last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} "
-                f"nats, 95% interval {low:+.4f} to {high:+.4f}. By the rule above, which goes by the mean, `--fp8` "
-                + ("stays experimental." if found.mean > 0.01 else
-                   f"is not experimental; a cost of up to {max(high, 0):.3f} nats is not excluded.")]
+                f"nats, 95% interval {low:+.4f} to {high:+.4f}.{beside} By the rule above, which goes by the mean of the first, "
+                f"`--fp8` {'stays' if found.mean > 0.01 else 'is not'} experimental."]
 
     def points_of_tasks(self, tasks):
         """{(task, ((key, value), (key, value)) of the point): {model: {seed: value}}}"""
@@ -306,10 +323,13 @@ class Report:
     def table_mqar(self):
         drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)
         picture = ["![accuracy of MQAR by step and by pairs](pictures/study/mqar.svg)", ""] if drawn else []
-        return picture + table(*from_scratch.rows_of_task("mqar", self.all_lines, self.all_results, self.data))
+        return picture + table(*from_scratch.rows_of_task("mqar", self.all_lines, self.with_diverged, self.data))
+
+    def table_mqar_fresh(self):
+        return table(*from_scratch.rows_of_task("mqar-fresh", self.all_lines, self.with_diverged, self.data))
 
     def table_overwritten(self):
-        return table(*from_scratch.rows_of_task("over", self.all_lines, self.all_results, self.data))
+        return table(*from_scratch.rows_of_task("over", self.all_lines, self.with_diverged, self.data))
 
     def table_overwritten_keys(self):
         return table(*from_scratch.rows_of_keys("over", self.all_lines, self.all_results, self.tests))

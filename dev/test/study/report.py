@@ -15,13 +15,19 @@ PAGE, RESULTS = FOLDER / "STUDY.md", FOLDER / "results"
 RESULTS.mkdir(parents=True, exist_ok=True)
 corpus = json.loads(Path("dev/study/corpus/corpus.json").read_text())
 DOCUMENTS = len(corpus["held"]["documents"])
+LINES = {line.name: line for line in plan.read_lines("dev/study/runs.txt")}
+
+
+def options(name, best="2e-3"):
+    """What a run of runs.txt was trained with, where the best learning rates are these."""
+    return [best if word.startswith(plan.BEST) else word for word in LINES[name].options] if name in LINES else []
 
 
 def result(name, seed, within, beyond, hours, lr=2e-3):
     mean = (16384 * within + 49152 * beyond) / 65536
     row = [within, within, within, beyond, beyond]
     return {
-        "name": name, "measures": "all", "options": [], "missing": [], "seed": seed, "lr": lr, "corpus": corpus["name"],
+        "name": name, "measures": "all", "options": options(name), "missing": [], "seed": seed, "lr": lr, "corpus": corpus["name"],
         "device": "one", "version": "1", "val_loss": within, "steps": 4096, "pruned_by_layer": [0.5, 0.7], "tasks": {},
         "curve": [[64 * i, 8 - i / 10, i * hours / 64, 0.5] for i in range(1, 65)],
         "validations": [{"step": 512 * i, "hours": hours * i / 8, "loss": within + 8 - i} for i in range(1, 9)],
@@ -119,7 +125,7 @@ pair = json.loads((RESULTS / "transformer-pro_15.json").read_text())
 assert run().returncode == 0
 found = rows(PAGE.read_text(), "primary")[2:]
 assert [row[5:] for row in found] == [["", "after 1 more run"]] * 2 + [["4.7e-11", "fox-pro"]], found
-write({"name": "transformer-pro_15", "options": [], "diverged": "step 9: the loss is nan"})
+write({"name": "transformer-pro_15", "options": options("transformer-pro_15"), "diverged": "step 9: the loss is nan"})
 assert run().returncode == 0
 found = PAGE.read_text()
 assert [row[1] for row in rows(found, "primary")[2:]] == ["4", "4", "5"]
@@ -157,18 +163,19 @@ assert "results of nothing_1, which is no run of runs.txt" in run().stderr
 
 # a task: the first validation that reaches a share, percent, and data that are those of runs.txt
 (RESULTS / "nothing_1.json").unlink()
-lines, options = plan.read_lines("dev/study/runs.txt"), plan.read_sets("dev/study/runs.txt", "data")["mqar"]
-task = {"name": "lr_mqar-fox-pro_2e-3", "seed": 1, "lr": 2e-3, "corpus": " ".join(options), "device": "one",
+data_of = plan.read_sets("dev/study/runs.txt", "data")
+task = {"name": "lr_mqar-fox-pro_2e-3", "options": options("lr_mqar-fox-pro_2e-3"), "seed": 1, "lr": 2e-3,
+        "corpus": " ".join(data_of["mqar"]), "device": "one",
         "validations": [{"step": 100 * i, "hours": i, "loss": 1, "accuracy": 0.2 * i} for i in range(1, 5)],
         "val_loss": 2, "tests": {"mqar_T512_n4": {"accuracy": 0.875}, "mqar_T512_n64": {"accuracy": 0.5}}, "tasks": {}}
 write(task)
-write({**task, "name": "lr_mqar-fox-pro_5e-3", "lr": 5e-3, "val_loss": 3})
+write({**task, "name": "lr_mqar-fox-pro_5e-3", "options": options("lr_mqar-fox-pro_5e-3"), "lr": 5e-3, "val_loss": 3})
 done = run()
 assert done.returncode == 0, done.stderr
 link, _, _, _, row, _, left = rows(PAGE.read_text(), "mqar")
 assert "study/mqar.svg" in PAGE.read_text()
 assert row[:7] == ["lr_mqar-fox-pro_2e-3", "0.002", "1", "300", "never", "80.0", "87.5"], row
-assert row[7] == "no run yet" and left[:2] == ["41 runs", "no run yet"], (row, left)
+assert row[7] == "no run yet" and left[:2] == ["46 runs", "no run yet"], (row, left)
 if "no matplotlib" not in done.stdout:
     picture = (FOLDER / "study/mqar.svg").read_text()
     assert "fox-pro, lr 0.002" in picture and "0.005" not in picture  # the better one of the two
@@ -184,7 +191,7 @@ DOCUMENTS = len(short["held"]["documents"])
 
 
 def packed(name, seed, loss):
-    return {"name": name, "measures": "short", "options": [], "seed": seed, "lr": 2e-3, "corpus": short["name"],
+    return {"name": name, "measures": "short", "options": options(name), "seed": seed, "lr": 2e-3, "corpus": short["name"],
             "device": "one", "val_loss": 3, "tasks": {}, "validations": [{"step": 2048, "hours": 0.05, "loss": 3}],
             "intact": {"loss_mean": loss, "documents": [loss + 1] * DOCUMENTS, "octaves": [1, 2, 4],
                        "by_octave": [9, loss, loss], "octave_targets": [DOCUMENTS, 5000, 0]}}
@@ -240,38 +247,52 @@ for seed in (11, 12):
 for name, loss in (("mamba2", 2.25), ("hgrn2", 2.5), ("deltanet", 2.125)):
     for k, rate in enumerate(("1e-3", "2e-3")):
         write(result(f"lr_{name}_{rate}", 1, loss + k / 4, 3, 1, float(rate)))
-write({**task, "name": "over-fox-pro-long_2e-3", "corpus": " ".join(plan.read_sets("dev/study/runs.txt", "data")["over"]),
+over = "over-fox-pro-long_2e-3"
+write({"name": "over-fox-pro_2e-3", "options": options("over-fox-pro_2e-3"), "diverged": "step 3: the loss is nan"})
+write({**task, "name": over, "options": options(over), "corpus": " ".join(data_of["over"]),
        "tests": {"over_T1024": {"accuracy": 0.75}, "over_T8192": {"accuracy": 0.5}}})
 for name, right in (("fox-pro", 0.25), ("transformer-pro", 0.75), ("fox-llama", 0.5), ("transformer-llama", None),
                     ("fox-pro-long", 1), ("fox-llama-long", 1)):
     for rate in ("5e-4", "2e-3", "5e-3"):
-        write({**task, "name": f"lr_mqar-{name}_{rate}", "lr": float(rate),
+        name_of = f"lr_mqar-{name}_{rate}"
+        write({**task, "name": name_of, "options": options(name_of), "lr": float(rate),
                "validations": [{"step": 100, "hours": 1, "loss": 1, "accuracy": right}]})
 done = run()
 assert done.returncode == 0, done.stderr
 text = PAGE.read_text()
-for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats where seeds differ by 0.0000",
+for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats, two runs of one command by 0.0141",
                  "costs 0.000 and 0.000 nats", "-0.250 at 1e-3, -0.250 at 2e-3", "On another seed: fox-pro at 5e-4 1.5000.",
                  "25% right, fox-llama with 50%; transformer-pro with 75%, transformer-llama with 0%",
                  "gain transformer-pro: -0.040 ± 0.006 nats, 3 pairs, p = 0.02.",
-                 "with walls: -0.060 ± 0.006 nats, 3 pairs, p = 0.0091; without: -0.100 ± 0.000 nats, 3 pairs, p = ",
+                 "with walls: -0.060 ± 0.006 nats, 3 pairs, p = 0.0091; without: -0.100 nats in each of 3 pairs",
                  "behind 1,024 tokens: -0.100 nats", "4,096 steps: -0.100, -0.100, ",
-                 "after 256 tokens: +1.000 ± 0.000 nats, 5 pairs, p = 0; after 4,096", "behind it -3.0 and -4.0 nats (+1.0 ± 0.0",
-                 "after 63,488 tokens 50% and 51% right, -1 ± 0 points, 5 pairs, p = 0", "-0.100 nats within",
-                 "fox-pro takes 0.49 times the GPU-hours of transformer-pro", "0.99 times the steps, each 0.50 times as long.",
+                 "after 256 tokens: +1.000 nats in each of 5 pairs; after 4,096", "behind it -3.0 and -4.0 nats (+1.0 nats in each",
+                 "after 63,488 tokens 50% and 51% right, -1.0 points in each of 5 pairs", "-0.100 nats within",
+                 "fox-pro takes 0.49 times the GPU-hours of transformer-pro", "0.99 times the steps, each 0.50 times as long.", "after 1,024, 2,048, 3,072 steps: 0.47, 0.49, 0.49.",
                  "means of 5 pairs of repeats on one, both", "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
                  "fox-llama minus transformer-llama -0.250 nats in 2 pairs, too few to say more, beyond the training length -0.250",
                  "**One thing changed,** validation loss: transformer-pro-4heads minus transformer-pro -0.250 nats in 1 pair, too",
                  "mamba2 2.250 and 3.000, hgrn2 2.500 and 3.000, deltanet 2.125 and 3.000, fox-pro 2.000 and 3.000, transf",
-                 "at 8 times this length: fox-pro-long 75.0 and 50.0% (", "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
+                 "at 8 times this length: fox-pro diverged, fox-pro-long 75.0 and 50.0% (", "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
                  "The median of all heads is 20.0 tokens; 0% are below 16, 50% above 1,000"):
     assert sentence in text, sentence
 pairs = {row[0]: row[1:] for row in rows(text, "pairs")[2:]}
 assert pairs["fox-llama minus transformer-llama"] == ["2", "-0.2500", "-0.2500", "-0.2500", "4.00 (2)"], pairs
 assert pairs["125m-fox-pro minus 125m-transformer-pro"][:2] == ["0", "no run yet"], pairs
 families = {row[0]: row[1:] for row in rows(text, "families")[2:]}
-assert families["deltanet"][:3] == ["0.001", "1", "2.1250"] and families["deltanet"][10] == "one", families
+assert families["deltanet"][:3] == ["0.001", "1", "2.1250"] and families["deltanet"][10] == "one, 1", families
 assert families["fox-llama"][:2] == ["no run yet", ""], families
+assert rows(text, "overwritten")[2][:4] == ["over-fox-pro_2e-3", "2e-3", "1", "diverged"], rows(text, "overwritten")
+assert "learning rates were chosen: -0.1000, of the others: -0.1000." in text
+# a result of other options, or of a learning rate that is not the best one any more, is an error
+wrong = changed("confirm_fox-pro_5e-4", options=options("confirm_fox-pro_1e-3"))
+assert "confirm_fox-pro_5e-4: was not trained with the options of runs.txt: 1e-3 in place of 5e-4" in run().stderr
+write(wrong)
+write(result("lr_fox-pro_5e-4", 1, 3, 3, 1, 5e-4))
+better = changed("lr_fox-pro_1e-3", val_loss=1)
+assert "was trained at 2e-3, and the best of fox-pro is" in run().stderr, run().stderr
+write(better)
+(RESULTS / "lr_fox-pro_5e-4.json").unlink()
 # a sentence is left out with what it needs, and the page is still written
 several = {member: None for member in ("unpruned", "maps", "half_lives", "pruned_shares")}
 before = [changed(f"fox-pro_{seed}", tasks={}, shared_gpu=True, **several) for seed in range(11, 16)]

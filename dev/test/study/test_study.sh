@@ -42,10 +42,10 @@ for line in plan.read_lines("dev/study/runs.txt"):
     assert text.returncode == 0, (line.name, text.stderr)
     parameters = int(re.search(r"^parameters +(\d+)", text.stdout, re.M)[1])
     if task := plan.task_of(line):
-        size = "262144000 tokens: 8000 steps" if task == "mqar" else "655360000 tokens: 10000 steps"
-        width = int(re.search(r"d(64|128|256)$", line.name + "_d128" * line.name.startswith("lr_")
+        size = "262144000 tokens: 8000 steps" if task.startswith("mqar") else "655360000 tokens: 10000 steps"
+        width = int(re.search(r"d(64|128|256)$", line.name + "_d128" * line.name.startswith(("lr_", "mqar-fresh"))
                               + "_d256" * line.name.startswith("over"))[1])
-        least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if task == "mqar" else 7.6e6}[width]
+        least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if task.startswith("mqar") else 7.6e6}[width]
         assert size in text.stdout and least < parameters < 1.05 * least, (line.name, parameters)
         continue
     size = ("134217728 tokens: 2048 steps", "8388608 tokens of warm-up") if plan.corpus_of(line) == "short" else \
