@@ -173,6 +173,26 @@ size = len(collect.text_of(r))
 assert 28_000 < size < 30_000, size
 END
 
+# a run that went on with another program is not one run
+check "versions" $python - $scratch <<'END'
+import json, sys
+sys.path[:0] = ["dev/study", "scripts"]
+import collect
+from common import Error
+log = f"{sys.argv[1]}/versions.jsonl"
+start = {"event": "run", "step": 0, "num_steps": 8, "ranks": 1, "started": "", "version": "1", "device": "one",
+         "flops_per_token": 1, "options": {}, "config": {}}
+validation = {"event": "validation", "step": 4, "val_loss": 2, "ms": 1, "by_position": []}
+for version, fits in ("1", True), ("2", False):
+    with open(log, "w") as f:
+        f.writelines(json.dumps(event) + "\n" for event in (start, validation, {**start, "version": version}, validation))
+    try:
+        collect.read_log(log)
+        assert fits
+    except Error as e:
+        assert not fits and "went on with another program" in str(e), e
+END
+
 # needles: the answer stands so many tokens before the question, others behind other keys; every other document has none
 check "needles" $python - $scratch <<'END'
 import argparse, random, sys
