@@ -22,7 +22,8 @@ def lines_of(task, lines):
 
 
 def rows_of_task(task, lines, results, data):
-    """results: with those that diverged. Titles; steps to each share of REACHED, and the accuracy of each data set TASK_*, in percent, of each run."""
+    """Titles; steps to each share of REACHED, and the accuracy of each data set TASK_*, in percent, of each run. results:
+    also those that diverged."""
     names = [*plan.tests_of(task, data)]
     rows = [("run", "lr", "seed", *(f"step of {share:.0%}" for share in REACHED), "at the end",
              *(name.removeprefix(f"{task}_").replace("_", ", ") for name in names))]

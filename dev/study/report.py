@@ -243,17 +243,21 @@ class Report:
         runs = [[self.results.get(f"{n}_{s}") for n in (name, base)] for s in SEEDS]
         return [pair for pair in runs if all(pair)]
 
+    def speed(self, a, b):
+        """How many times as fast as b a has trained, by these runs or their repeats; None: no times can be compared."""
+        hours = lambda r: r["validations"][-1]["hours"]
+        again = lambda r: [x for x in (self.results.get(f"{r['name']}_repeat"), r) if x]
+        return next((hours(y) / hours(x) for x in again(a) for y in again(b) if comparable(x, y)), None)
+
     def table_beside(self, models):
         """Each of the models [(name, base)] beside the other, by seed."""
-        measures, hours = (lambda r: r["val_loss"], loss_within, loss_beyond), lambda r: r["validations"][-1]["hours"]
-        rows = []
+        measures, rows = (lambda r: r["val_loss"], loss_within, loss_beyond), []
         for name, base in models:
             runs = self.both(name, base)
             cells = [self.missing(*(f"{n}_{s}" for s in SEEDS for n in (name, base))), "", "", ""]
             if runs:
                 cells = [error_of([loss(a) - loss(b) for a, b in runs]) for loss in measures]
-                timed = [[self.results.get(f"{r['name']}_repeat", r) for r in pair] for pair in runs]
-                speeds = [hours(b) / hours(a) for a, b in timed if comparable(a, b)]
+                speeds = [speed for pair in runs if (speed := self.speed(*pair))]
                 cells.append(f"{statistics.fmean(speeds):.2f} ({len(speeds)})" if speeds else "")
             rows.append((f"{name} minus {base}", len(runs), *cells))
         return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times (pairs)"), *rows)
@@ -274,10 +278,10 @@ class Report:
         if found.p is None:
             return [f"{NONE}: after three pairs."]
         low, high = found.mean - found.half_width, found.mean + found.half_width
-        again = [(a, self.results.get(f"{b['name']}_repeat")) for a, b in self.both("fox-pro-fp8", "fox-pro")]
-        again = paired([a["val_loss"] - b["val_loss"] for a, b in again if b] or [math.nan])
-        beside = f" Beside the repeats: {again.mean:+.4f} ± {again.error:.4f}, {again.mean - again.half_width:+.4f} to " \
-            f"{again.mean + again.half_width:+.4f}." if again.p is not None else ""
+        repeats = [(a, self.results.get(f"{b['name']}_repeat")) for a, b in self.both("fox-pro-fp8", "fox-pro")]
+        again = paired([a["val_loss"] - b["val_loss"] for a, b in repeats if b] or [math.nan])
+        beside = "" if again.p is None else f" Beside the repeats: {again.mean:+.4f} ± {again.error:.4f}, " \
+            f"{again.mean - again.half_width:+.4f} to {again.mean + again.half_width:+.4f}."
         return [f"Last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} "
                 f"nats, 95% interval {low:+.4f} to {high:+.4f}.{beside} By the rule above, which goes by the mean of the first, "
                 f"`--fp8` {'stays' if found.mean > 0.01 else 'is not'} experimental."]
