@@ -194,6 +194,7 @@ take() {
 work() {
     local gpu=$1 i child='' stopping='' later=()
     shift
+    trap : INT TERM # of the terminal, to the whole group: this waits for the trainer, which saves
     trap 'stopping=1; [ -z "$child" ] || kill -USR1 $child' USR1
     for i in "${!runs[@]}"; do
         [ -z "$stopping" ] || return

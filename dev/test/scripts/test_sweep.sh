@@ -23,7 +23,7 @@ case $* in
     [ ! -p "$READY" ] || { # trains until it is interrupted
         mkfifo "$READY.$$"
         read -r <"$READY.$$" &
-        trap 'kill $!; exit 75' USR1
+        trap 'kill $!; head -c 1G /dev/zero | cksum; mkdir "$out/saved"; exit 75' USR1
         echo ready >"$READY"
         wait
     } ;;
@@ -117,6 +117,18 @@ kill -USR1 $sweeping
 wait $sweeping
 equals 75 $?
 equals "a_lr-1_seed-9" "$(ls $scratch/stopped)"
+equals "$scratch/stopped/a_lr-1_seed-9/saved" "$(ls -d $scratch/stopped/*/saved)"
+# Ctrl-C of a terminal goes to all processes of the sweep, which ends once the run has saved
+equals "75 a_lr-1_seed-9/saved" "$(GPUS=0 MODELS=a OUT=$scratch/keyboard TRAINER=$scratch/trainer python3 - <<'END'
+import os, pathlib, signal, subprocess
+sweep = subprocess.Popen("scripts/sweep.sh", stdout=subprocess.DEVNULL, start_new_session=True,
+                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+open(os.environ["READY"]).readline()
+os.killpg(sweep.pid, signal.SIGINT)
+code, out = sweep.wait(), pathlib.Path(os.environ["OUT"])
+print(code, *(path.relative_to(out) for path in out.glob("*/saved")))
+END
+)"
 rm $READY
 GPUS=0 MODELS=a check "goes on" sweep stopped
 equals "2" "$(ls $scratch/stopped/*/done | wc -l)"
