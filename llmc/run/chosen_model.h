@@ -74,6 +74,9 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
             die("%s", err.msg);
         *recipe = config_nearest_recipe(&c);
     } else {
+        if (!o->model && o->resume && o->out)
+            die("--out %s has no checkpoint to resume from: give --model NAME or --init DIR to begin a run",
+                o->out);
         if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
         if (!config_preset_recipe(&c, recipe, o->model, (RecipeName)o->recipe, &err)) die("%s", err.msg);
         c.bos_token_id = c.eos_token_id =

@@ -541,6 +541,11 @@ branches() {
     check "stop before the cool-down" run $short "$scratch/uncooled" $wsd --max-steps 10
     check "go on without one, and with samples" resume "$scratch/uncooled" --lr-schedule constant --sample-every 4 --generate 3
     equals 1 "$(events "$scratch/uncooled" | grep -c '^cooldown-tokens unset (was 512)')"
+    check "a longer training of the same kind" run $short "$scratch/longer" --lr-schedule linear
+    check "beyond its end" resume "$scratch/longer" --max-tokens 1536 --max-steps 21
+    said "at 1280 tokens the learning rate rises again, from 0.05 to 0.25 of --lr" stderr
+    check "and on" resume "$scratch/longer"
+    equals "" "$(cat "$scratch/stderr")"
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
         --resume-from "$trunk/step_00000012"
 }
