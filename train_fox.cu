@@ -456,11 +456,8 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
 static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
-    if (c->hidden_size > RMSNORM_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
-        die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
-            RMSNORM_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
+    gpu_check_model(c, cudnn);
     if (!cudnn) mixers[c->mixer]->check(c, B, T);
-    if (cudnn) attention_check_cudnn(c);
 }
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.

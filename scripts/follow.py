@@ -80,8 +80,14 @@ def numbers(line):
 
 class Follower:
     def __init__(self, folder, sink, project):
-        self.path, self.sink, self.file = os.path.join(folder, "log.jsonl"), sink(folder, project), None
+        self.path, self.file = os.path.join(folder, "log.jsonl"), None
+        self.open_sink = lambda: sink(folder, project)  # which writes into the folder, once there is a log
         self.offset, self.lines, self.when, self.run = 0, 0, time.time(), None
+        if not os.path.exists(self.path):
+            print(f"waiting for {self.path}", file=sys.stderr, flush=True)
+
+    def begin(self):
+        self.sink = self.open_sink()
         try:
             with open(self.sink.position) as f:
                 self.offset, self.when, self.run = json.load(f)
@@ -93,6 +99,7 @@ class Follower:
         if not self.file:
             if not os.path.exists(self.path):
                 return False
+            self.begin()
             self.file = open(self.path, "rb")
             if os.fstat(self.file.fileno()).st_size < self.offset:
                 self.offset = 0  # another log

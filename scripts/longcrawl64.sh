@@ -78,6 +78,8 @@ shards() {
 }
 
 if [ -z "${PREPARED:-}" ]; then
+    # LAUNCH starts the ranks on other machines
+    [ -n "${LAUNCH:-}${DATA_ONLY:-}" ] || scripts/check.sh need gpu
     make train_fox data/longcrawl64
     tokens=$(plan ./train_fox "$@" | awk '$1 == "training" { print $2 }')
     [ -n "$tokens" ] || exit 1 # after the trainer's message

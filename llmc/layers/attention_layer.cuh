@@ -7,18 +7,6 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 #include "layer.cuh"
 #include "output_gate.cuh"
 
-// Dies where cuDNN's attention does not know the model.
-static inline void attention_check_cudnn(const Config* c) {
-    if (c->mixer != MIXER_ATTENTION)
-        die("--attention cudnn: %s has no attention", config_class(c)->architecture);
-    if (config_has_gate(c))
-        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    if (c->window_size > 0)
-        die("--attention cudnn: these kernels have no window: use --attention fox, or --set window_size=0");
-    if (c->document_reset)
-        die("--attention cudnn: these kernels have no document_reset: use --attention fox");
-}
-
 // Of the tokens of the rank and all heads: around attention.
 static inline HeadShape attention_token_shape(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;

@@ -19,6 +19,7 @@ Pointers to bf16 are aligned to 16 bytes.
 
 #include "../cuda/fp8.cuh"
 #include "../cuda/launch.cuh"
+#include "../model/gpu_models.h"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
@@ -182,10 +183,9 @@ __global__ static void __launch_bounds__(1024)
     if (active) store8(partial + (int64_t)blockIdx.x * d + c, dw);
 }
 
-enum { RMSNORM_MAX_CHANNELS = 8192 }; // 8 a thread
 static inline int rmsnorm_threads(int64_t d) {
-    if (d < 8 || d > RMSNORM_MAX_CHANNELS || d % 8)
-        die("RMSNorm on the GPU takes 8 to %d channels, a multiple of 8, not %lld", RMSNORM_MAX_CHANNELS,
+    if (d < 8 || d > GPU_MAX_CHANNELS || d % 8)
+        die("RMSNorm on the GPU takes 8 to %d channels, a multiple of 8, not %lld", GPU_MAX_CHANNELS,
             (long long)d);
     return (int)(32 * ceil_div<int64_t>(d, 256));
 }

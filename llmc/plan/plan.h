@@ -7,6 +7,7 @@ estimates for --gpu, and else prints the CPU trainer's own memory.
 #pragma once
 
 #include "../model/fp8.h"
+#include "../model/gpu_models.h"
 #include "../run/report.h"
 #include "memory.h"
 #include "rates.h"
@@ -274,6 +275,7 @@ static inline void plan_print_estimate(const Run* run) {
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
             "no GPU",
             config_class(&run->config)->architecture);
+    gpu_check_model(&run->config, run->options.attention == ATTENTION_CUDNN);
     const int64_t dh = config_head_size(&run->config);
     if (dh != 64 && dh != 128)
         die("--gpu: attention on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);

@@ -204,6 +204,9 @@ dies "--mfu: of which GPU?" plan --model fox-pro-125m --mfu 40
 dies "--gpu-memory 0: not a number from 1" plan --model fox-pro-125m --gpu-memory 0
 dies "head sizes 64 and 128, not 32" plan --model fox-pro-nano --set num_heads=4 --gpu H100
 dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
+dies "cuDNN has no forget gate" plan --model fox-pro-125m --attention cudnn --gpu H100
+dies "have no document_reset" plan --model transformer-pro-125m --attention cudnn --set document_reset=true --gpu H100
+dies "hidden_size, at most 8192" plan --model fox-pro-760m --set hidden_size=16384 --set num_heads=128 --gpu H100
 
 # The CPU's own plan says of a model for GPUs that it is one
 check "on the CPU" plan --model fox-pro-125m

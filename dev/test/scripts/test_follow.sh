@@ -72,6 +72,10 @@ check "the rest" wandb
 warned "11: 'started' is not a time" 1
 equals "log 5 4.5 None;log 100 None 2.5" "$(sed -n '3p;$p' $scratch/stdout | tr '\n' ';' | sed 's/;$//')"
 
+check "no log yet" $python scripts/follow.py --once $scratch/none
+said "waiting for $scratch/none/log.jsonl" stderr
+check "no folder" test ! -e $scratch/none
+
 if ! $python -c 'import tensorboard' 2>$scratch/stderr; then
     skip "follow.py: $(tail -n 1 $scratch/stderr)"
     report
@@ -89,5 +93,4 @@ check "nothing new" follow --once $scratch/live
 check "no more events" logs events $scratch/live/tensorboard $log
 check "until the end of two runs" timeout 300 $python scripts/follow.py $r/fox1 $r/fox3
 check "events" logs events $r/fox3/tensorboard $r/fox3/log.jsonl
-check "no log yet" follow --once $scratch/none
 report

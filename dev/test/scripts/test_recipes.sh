@@ -22,6 +22,7 @@ program data/longcrawl64 "$root/data/longcrawl64"
 export PATH=$scratch/bin:$PATH
 mkdir "$scratch/scripts"
 cp scripts/*.sh scripts/slurm.sbatch "$scratch/scripts"
+program scripts/check.sh
 
 # clean: no program was called
 clean() { rm -f "$scratch"/*.log "$scratch"/*/*.log; }
@@ -103,6 +104,13 @@ fi
 dies "DOC_COLUMNS=100: tokens of each document, 16384 as published" script DOC_COLUMNS=100 scripts/longcrawl64.sh
 clean
 check "DATA_ONLY" script DATA_ONLY=yes scripts/longcrawl64.sh
+# no GPU: nothing is built or downloaded, but for DATA_ONLY
+clean
+printf '#!/bin/sh\necho "error: missing GPU: $*" >&2\nexit 1\n' >"$scratch/scripts/check.sh"
+dies "missing GPU: need gpu" script scripts/longcrawl64.sh
+check "nothing was called" test ! -e "$scratch/bin/make.log" -a ! -e "$scratch/data/longcrawl64.log"
+check "DATA_ONLY without a GPU" script DATA_ONLY=yes scripts/longcrawl64.sh
+program scripts/check.sh
 check "no training" test ! -e "$scratch/train_foxcu.log"
 tokenized 2
 
@@ -128,7 +136,6 @@ done
 rm "$scratch/data/"*.bin
 
 # what follows the training is of the folder that was trained in
-program scripts/check.sh
 touch "$scratch/data/linux_train_000000.bin"
 for out in "--out other" --out=other; do
     rm -f "$scratch/train_foxcu.log"
