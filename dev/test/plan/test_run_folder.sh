@@ -30,7 +30,7 @@ check "with another micro-batch" resume "$run" --dry-run --micro-batch 2
 said "64 tokens: 2 micro-batches of 2 sequences"
 dies "--seq-len 32: the run in $run has 16, which cannot change when it resumes" resume "$run" --dry-run --seq-len 32
 check "nothing is changed" diff -r "$run" "$scratch/before"
-dies "which model?" resume "$scratch/nowhere" --dry-run
+dies "has no checkpoint to resume from: give --model NAME or --init DIR" resume "$scratch/nowhere" --dry-run
 check "nor made" test ! -e "$scratch/nowhere"
 
 # at its end, or where --max-steps is
