@@ -30,6 +30,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/layers/documents.cuh"
 #include "llmc/layers/embedding.cuh"
 #include "llmc/layers/swiglu.cuh"
+#include "llmc/model/gpu_models.h"
 #include "llmc/train/train.h"
 
 #include <algorithm>

@@ -19,7 +19,7 @@ Pointers to bf16 are aligned to 16 bytes.
 
 #include "../cuda/fp8.cuh"
 #include "../cuda/launch.cuh"
-#include "../model/gpu_models.h"
+#include "../model/shapes.h"
 
 // ----------------------------------------------------------------------------
 // sums over tokens

@@ -5,8 +5,7 @@ What depends on the kernels of one mixer is in its own check (Mixer in llmc/laye
 #pragma once
 
 #include "config.h"
-
-enum { GPU_MAX_CHANNELS = 8192 }; // of a row of RMSNorm: 8 a thread
+#include "shapes.h"
 
 // Dies where cuDNN's attention does not know the model.
 static inline void gpu_check_cudnn(const Config* c) {

@@ -9,6 +9,8 @@ Symbols are those of the trainers: B sequences of T tokens, NH heads of dh chann
 #include <stdint.h>
 #include "../base/document_count.h"
 
+enum { GPU_MAX_CHANNELS = 8192 }; // of a row of RMSNorm on the GPU: 8 a thread
+
 // Heads of attention over B sequences of T tokens. proj is the fused projection's output [B, T, row_stride].
 typedef struct {
     int64_t B, T, NH, dh;
