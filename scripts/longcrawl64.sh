@@ -78,7 +78,7 @@ shards() {
 }
 
 if [ -z "${PREPARED:-}" ]; then
-    # LAUNCH starts the ranks on other machines
+    # with LAUNCH the GPUs are those of other machines
     [ -n "${LAUNCH:-}${DATA_ONLY:-}" ] || scripts/check.sh need gpu
     make train_fox data/longcrawl64
     tokens=$(plan ./train_fox "$@" | awk '$1 == "training" { print $2 }')

@@ -194,7 +194,7 @@ take() {
 work() {
     local gpu=$1 i child='' stopping='' later=()
     shift
-    trap : INT TERM # of the terminal, to the whole group: this waits for the trainer, which saves
+    trap : INT TERM # Ctrl-C goes to all processes of the terminal: live on until the trainer has saved
     trap 'stopping=1; [ -z "$child" ] || kill -USR1 $child' USR1
     for i in "${!runs[@]}"; do
         [ -z "$stopping" ] || return
