@@ -169,6 +169,10 @@ echo 'static const Shape six = {1, 2, {3, 4}, 5, f(6, 7), 8};' >"$tree/llmc/base
 broken llmc/base/base.h:1 "an initializer of 6 fields without names, at most 5"
 echo 'Shape f() { return {1, 2, 3, 4, 5, 6}; }' >"$tree/llmc/base/base.h"
 broken llmc/base/base.h:1 "an initializer of 6 fields without names, at most 5"
+echo 'void f(int** p) { for (int i = 0; p[i] && i < 2; i++) {} }' >"$tree/llmc/base/base.h"
+broken llmc/base/base.h:1 "an element is read before its index i is bounded"
+echo 'void f(int** p) { for (int i = 0; i < 2 && p[i]; i++) {} }' >"$tree/llmc/base/base.h"
+check "an element behind the bound of its index" run
 touch "$tree/dev/16.c"
 broken dev:1 "16 files, at most 15"
 touch "$tree/notes.txt"

@@ -100,7 +100,7 @@ static inline void pinned_pair_open(PinnedPair* p, int64_t bytes) {
 }
 
 static inline void pinned_pair_close(PinnedPair* p) {
-    for (int i = 0; p->data[i] && i < 2; i++) {
+    for (int i = 0; i < 2 && p->data[i]; i++) {
         cudaFreeHost(p->data[i]);
         cudaEventDestroy(p->done[i]);
     }

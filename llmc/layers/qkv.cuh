@@ -175,7 +175,7 @@ __global__ static void __launch_bounds__(256, 4)
 }
 
 static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) {
-    QkvArgs a;
+    QkvArgs a = {};
     int64_t tokens = shape->B * shape->T;
     for (int p = 0; p < 3; p++) a.paths[p] = paths[p];
     assert((paths[0].column | paths[1].column | paths[2].column) % 8 == 0);
