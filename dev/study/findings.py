@@ -2,6 +2,8 @@
 What STUDY.md says was found, in sentences whose numbers and verdicts are those of the results. A sentence whose results
 are not there is left out.
 """
+import contextlib
+import fnmatch
 import math
 import statistics
 
@@ -100,36 +102,65 @@ def rates(report):
     noise = rms(require([a["val_loss"] - b["val_loss"] for a, b in again if b]))
     cost = [losses[name][RECIPE] - losses[name][best[name][0]] for name in PAIR]
     leads = ", ".join(f"{losses[FOX][rate] - losses[OTHER][rate]:+.3f} at {rate}" for rate in common)
-    seed_2 = {line.name.removeprefix("confirm_").replace("_", " at "): plan.loss_of(report.with_diverged[line.name])
-             for line in report.lines if line.name.startswith("confirm_") and line.name in report.with_diverged}
-    confirmed = ", ".join(f"{name} {loss:.4f}" for name, loss in seed_2.items()) or "not run yet"
     return (f"**Learning rates,** one seed. {FOX} is best at {first} and {second}, which differ by "
             f"{losses[FOX][second] - losses[FOX][first]:.4f} nats, two runs of one command by {noise:.4f} (rms); {OTHER} at "
             f"{best[OTHER][0]}. The rate of the paper's repository for small models, {RECIPE}, costs {cost[0]:.3f} and "
             f"{cost[1]:.3f} nats here; a step has an eighth of its tokens. {FOX} minus {OTHER} at the same rate: {leads}. "
-            f"On another seed: {confirmed}.")
+            f"On another seed: {again_on(report, losses)}.")
+
+
+def again_on(report, losses):
+    """The two rates of each model that ran on another seed: which is better, and whether seed 1 says the same."""
+    found = []
+    for name in PAIR:
+        runs = [line for line in report.lines if line.name.startswith(f"confirm_{name}_")]
+        results = {plan.option(line, "--lr"): plan.loss_of(report.with_diverged.get(line.name)) for line in runs}
+        if None in results.values():
+            found.append(f"{name} not run yet")
+            continue
+        low, high = sorted(results, key=results.get)
+        one = [losses[name].get(rate, math.inf) for rate in (low, high)]  # that of a run that diverged is not there
+        order = "as" if one[0] < one[1] else "not as"
+        found.append(f"{name} is {results[high] - results[low]:.4f} nats lower at {low} than at {high}, {order} on the first")
+    return "; ".join(found)
 
 
 def recall(report):
-    def right(model):
-        names = [line.name for line in report.all_lines if line.name.startswith(f"lr_mqar-{model}_")]
+    def right(pattern):
+        names = fnmatch.filter([line.name for line in report.all_lines], pattern)
         require(all(name in report.with_diverged for name in names))
         found = [report.all_results[name]["validations"][-1]["accuracy"] or 0 for name in names
                  if name in report.all_results]
         return f"{100 * max(found, default=0):.0f}%"
-    return (f"**MQAR from scratch,** one seed, the best of three learning rates. With plain gates {FOX} ends with "
-            f"{right(FOX)} right, fox-llama with {right('fox-llama')}; {OTHER} with {right(OTHER)}, transformer-llama with "
-            f"{right('transformer-llama')}. Gates that begin long, half-lives 44 and 11,400 tokens in a layer's two heads: "
-            f"{right('fox-pro-long')} and {right('fox-llama-long')} ([below](#mqar-from-scratch)).")
+    best = lambda model: right(f"lr_mqar-{model}_*")
+    more = ""
+    with contextlib.suppress(Missing):
+        more = (f". {FOX} with plain gates where no token is seen twice, the best of three rates: {right(f'mqar-fresh-{FOX}_*')}; "
+                + "; ".join(f"at width {width} and 5e-4: {right(f'mqar-{FOX}-5e-4_d{width}')}" for width in (64, 256)))
+    return (f"**MQAR from scratch,** width 128, one seed, the best of three learning rates. With plain gates {FOX} ends with "
+            f"{best(FOX)} right, fox-llama with {best('fox-llama')}; {OTHER} with {best(OTHER)}, transformer-llama with "
+            f"{best('transformer-llama')}. Gates that begin long, half-lives 44 and 11,400 tokens in a layer's two heads: "
+            f"{best('fox-pro-long')} and {best('fox-llama-long')}{more} ([below](#mqar-from-scratch)).")
 
 
 def overwritten(report):
     rows = from_scratch.rows_of_task("over", report.all_lines, report.with_diverged, report.data)
-    runs = require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE])
-    shares = ", ".join(f"{run['run'].removeprefix('over-').rpartition('_')[0]} "
-                       + (f"{run['T1024']} and {run['T8192']}%" if run["T1024"] else "diverged") for run in runs)
-    return ("**Overwritten keys from scratch,** one seed, one learning rate: right at the length of training, and of 64 keys "
-            f"with up to 32 rewrites at 8 times this length: {shares} ([below](#overwritten-keys-from-scratch)).")
+    best, rates = {}, set()
+    for run in require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE]):
+        model = run["run"].removeprefix("over-").rpartition("_")[0]
+        at = best.setdefault(model, run)
+        rates.add(run["run"].rpartition("_")[2])
+        if float(run["T1024"] or 0) > float(at["T1024"] or 0):
+            best[model] = run
+    begin = ("**Overwritten keys from scratch,** one seed, learning rate" + "s" * (len(rates) > 1) + " "
+             + " and ".join(sorted(rates, key=float)))
+    if all(float(run["T1024"] or 0) < 1 for run in best.values()):
+        return (f"{begin}: none of {len(best)} models learns it, so that it says nothing of their differences "
+                "([below](#overwritten-keys-from-scratch)).")
+    shares = ", ".join(f"{model} " + (f"{run['T1024']} and {run['T8192']}%" if run["T1024"] else "diverged")
+                       for model, run in best.items())
+    return (f"{begin}, the best of them: right at the length of training, and of 64 keys with up to 32 rewrites at 8 times this "
+            f"length: {shares} ([below](#overwritten-keys-from-scratch)).")
 
 
 def packed(report):

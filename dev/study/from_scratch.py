@@ -5,6 +5,7 @@ have not.
 import plan
 
 NONE = "no run yet"
+LEARNED = 1  # percent right at some point: chance is far below
 REACHED = 0.5, 0.9  # shares of right answers whose step is shown
 
 
@@ -42,16 +43,16 @@ def rows_of_task(task, lines, results, data):
 
 
 def rows_of_keys(task, lines, results, tests):
-    """Titles; of each run and point of keys.py's tests, right, stale and other answers in percent."""
+    """Titles; of each run and point of keys.py's tests, right, stale and other answers in percent. Runs that are nowhere
+    LEARNED are left out."""
     rows = [("run", "test", "keys", "rewrites", "right", "stale", "other")]
     for line in lines_of(task, lines):
-        for name in plan.tests_of(task, tests):
-            found = results.get(line.name, {}).get("tasks", {}).get(name)
-            for mean in plan.unpacked(found) if found else []:
-                right, stale = mean["right"], mean["stale"]
-                rows.append((line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{right:.1f}",
-                             f"{stale:.1f}", f"{100 - right - stale:.1f}"))
-    return rows if len(rows) > 1 else [*rows, (NONE, *[""] * 6)]
+        found = results.get(line.name, {}).get("tasks", {})
+        means = [(name, mean) for name in plan.tests_of(task, tests) if name in found for mean in plan.unpacked(found[name])]
+        if any(mean["right"] >= LEARNED for _, mean in means):
+            rows += [(line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{mean['right']:.1f}",
+                      f"{mean['stale']:.1f}", f"{100 - mean['right'] - mean['stale']:.1f}") for name, mean in means]
+    return rows if len(rows) > 1 else [*rows, ("no run that learned it yet", *[""] * 6)]
 
 
 def best_runs(group, lines, results):
