@@ -104,3 +104,21 @@ static inline const char* shard_first_not_finite(const ParamTable* table, const 
     }
     return NULL;
 }
+
+// Draws the initial weights of the rank's shard into w, floats or doubles. A value depends only on the
+// seed, on the tensor's layer and kind, and on its index in the tensor.
+static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
+                                const Config* config, uint64_t seed) {
+    for (int r = 0; r < table->num_rows; r++) {
+        const Param* p = &table->rows[r];
+        const TensorRange range = tensor_range(p, shard);
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < range.count; i++) {
+            double x = params_initial_value(table, config, r, range.first + i, seed);
+            if (element_bytes == 8)
+                ((double*)w)[range.local + i] = x;
+            else
+                ((float*)w)[range.local + i] = (float)x;
+        }
+    }
+}

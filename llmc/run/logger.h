@@ -203,6 +203,21 @@ static inline void logger_end_line(Logger* l) {
     logger_warn(l, why);
 }
 
+// Whether the file has a line of the event at the step.
+static inline bool logger_has(const Logger* l, const char* event, int64_t step) {
+    char begin[64], *line = NULL;
+    const int length =
+        snprintf(begin, sizeof begin, "{\"event\":\"%s\",\"step\":%lld,", event, (long long)step);
+    size_t room = 0;
+    bool found = false;
+    FILE* file = l->fd >= 0 ? fopen(l->path, "r") : NULL;
+    while (file && !found && getline(&line, &room, file) > 0)
+        found = strncmp(line, begin, (size_t)length) == 0;
+    free(line);
+    if (file) fclose(file);
+    return found;
+}
+
 // ----------------------------------------------------------------------------
 // events
 

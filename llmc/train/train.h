@@ -10,7 +10,7 @@ A step of the loop, for a trainer with one step in flight:
 A checkpoint is written behind training's back (saver.h), and gets its name after the first step at which all
 ranks have written their parts. At the end of training a checkpoint, a validation and an evaluation are always
 due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
-logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
+logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it.
 
 With several ranks everyone runs this loop, and rank 0 writes the log. What they do next depends only on what
 all of them know: options, and the votes that travel with each step's loss. So they leave the loop, save and
@@ -239,6 +239,26 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     positions_free(&p);
 }
 
+// Whether a measure was due at the step where the run resumes, and its log has none: a stop had ended it.
+static inline bool training_lacks(const Training* t, const char* event, int64_t every) {
+    const int64_t step = t->run->state.step;
+    return run_resumed(t->run) && !t->run->branched && run_due(every, step) &&
+           !logger_has(&t->logger, event, step);
+}
+
+// Collective: before the first step what rank 0's log lacks; with no step left to do all that a run ends with.
+static inline void training_measure_first(Training* t) {
+    const Options* o = &t->run->options;
+    const bool ended = t->run->state.step >= t->run->last_step;
+    double due[2] = {0, 0}; // a validation, an evaluation
+    if (t->world->rank == 0) {
+        due[0] = t->val_sequences && (ended || training_lacks(t, "validation", o->val_every));
+        due[1] = o->eval_every && (ended || training_lacks(t, "evaluation", o->eval_every));
+    }
+    world_sum(t->world, due, 2);
+    if (due[0] + due[1] > 0) training_measure(t, due[0] > 0, due[1] > 0);
+}
+
 // Rank 0 generates a sample; the others wait with their next collective.
 static inline void training_sample(Training* t) {
     if (t->world->rank != 0) return;
@@ -431,8 +451,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     printf("%s", run->device);
 
     t->last_time = seconds_now();
-    if (state->step >= run->last_step && (t->val_sequences || o->eval_every))
-        training_measure(t, t->val_sequences > 0, o->eval_every > 0);
+    training_measure_first(t);
     bool saved = training_loop(t);
     if (!saved) training_save(t); // after a signal, or with --max-steps 0
     training_finish_save(t);
@@ -452,24 +471,6 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
 
 // ----------------------------------------------------------------------------
 // main
-
-// Draws the initial weights of the rank's shard into w, floats or doubles. A value depends only on the
-// seed, on the tensor's layer and kind, and on its index in the tensor.
-static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
-                                const Config* config, uint64_t seed) {
-    for (int r = 0; r < table->num_rows; r++) {
-        const Param* p = &table->rows[r];
-        const TensorRange range = tensor_range(p, shard);
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < range.count; i++) {
-            double x = params_initial_value(table, config, r, range.first + i, seed);
-            if (element_bytes == 8)
-                ((double*)w)[range.local + i] = x;
-            else
-                ((float*)w)[range.local + i] = (float)x;
-        }
-    }
-}
 
 // Host memory for a rank's shard of weights, and with `moments` of AdamW's.
 static inline CheckpointTensors host_tensors_new(const Trainer* trainer, const Run* run, bool moments) {
