@@ -103,6 +103,9 @@ GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_
 # Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
 # package, which can be NCCL_HOME, has no libnccl.so.
+ifeq ($(if $(NCCL_HOME),$(wildcard $(NCCL_HOME)/include/nccl.h),unset),)
+$(error NCCL_HOME=$(NCCL_HOME): has no include/nccl.h; set it to NCCL's folder, or leave it unset)
+endif
 NCCL_INCLUDE := $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(NVCC))../include)
 USE_NCCL     ?= $(NCCL_FOUND)

@@ -272,9 +272,10 @@ def variants(report):
 
 def recurrent(report):
     best = {name: require(report.best_of(name)) for name in ("mamba2", "hgrn2", "deltanet", *PAIR)}
-    return ("**Recurrent models,** one seed, each at the best of its learning rates (two of theirs, five and four of the "
-            "pair's), validation loss, and loss beyond the training length: " + ", ".join(
-                f"{name} {r['val_loss']:.3f} and {loss_beyond(r):.3f}" for name, r in best.items()) + ".")
+    rates = {name: sum(loss is not None for _, loss, _ in plan.losses(name, report.lines, report.with_diverged)) for name in best}
+    return ("**Recurrent models,** one seed, each at the best of its learning rates, whose number is in brackets, validation "
+            "loss, and loss beyond the training length: " + ", ".join(
+                f"{name} ({rates[name]}) {r['val_loss']:.3f} and {loss_beyond(r):.3f}" for name, r in best.items()) + ".")
 
 
 def pruning(report):

@@ -279,7 +279,7 @@ for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats,
                  "means of 5 pairs of repeats on one, both", "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
                  "fox-llama minus transformer-llama -0.250 nats in 2 pairs, too few to say more, beyond the training length -0.250",
                  "**One thing changed,** validation loss: transformer-pro-4heads minus transformer-pro -0.250 nats in 1 pair, too",
-                 "mamba2 2.250 and 3.000, hgrn2 2.500 and 3.000, deltanet 2.125 and 3.000, fox-pro 2.000 and 3.000, transf",
+                 "mamba2 (2) 2.250 and 3.000, hgrn2 (2) 2.500 and 3.000, deltanet (2) 2.125 and 3.000, fox-pro (3) 2.000 and 3.000, tr",
                  "at 8 times this length: fox-pro diverged, fox-pro-long 75.0 and 50.0%, fox-llama 50.0 and 25.0% (", "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
                  "The median of all heads is 20.0 tokens; 0% are below 16, 50% above 1,000"):
     assert sentence in text, sentence
