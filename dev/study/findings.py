@@ -145,16 +145,17 @@ def recall(report):
 
 def overwritten(report):
     rows = from_scratch.rows_of_task("over", report.all_lines, report.with_diverged, report.data)
+    right = lambda run: 0 if run["T1024"] in ("", NONE) else float(run["T1024"])
     best, rates = {}, set()
     for run in require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE]):
         model = run["run"].removeprefix("over-").rpartition("_")[0]
         at = best.setdefault(model, run)
         rates.add(run["run"].rpartition("_")[2])
-        if float(run["T1024"] or 0) > float(at["T1024"] or 0):
+        if right(run) > right(at):
             best[model] = run
     begin = ("**Overwritten keys from scratch,** one seed, learning rate" + "s" * (len(rates) > 1) + " "
              + " and ".join(sorted(rates, key=float)))
-    if all(float(run["T1024"] or 0) < 1 for run in best.values()):
+    if all(right(run) < from_scratch.LEARNED for run in best.values()):
         return (f"{begin}: none of {len(best)} models learns it, so that it says nothing of their differences "
                 "([below](#overwritten-keys-from-scratch)).")
     shares = ", ".join(f"{model} " + (f"{run['T1024']} and {run['T8192']}%" if run["T1024"] else "diverged")
