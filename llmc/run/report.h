@@ -38,18 +38,20 @@ static inline void run_check_cooldown(const Run* run) {
              (long long)(o->max_tokens - run->state.tokens));
 }
 
-// Warns where a run goes on with a schedule by which its learning rate, as a share of --lr, rises again.
-static inline void run_check_rise(const Run* run) {
+// Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again.
+static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
-    if (!run_resumed(run) || tokens < step || tokens < o->warmup_tokens || tokens < before->warmup_tokens)
-        return;
+    char text[160];
+    if (tokens < step || tokens < o->warmup_tokens || tokens < before->warmup_tokens) return;
     const double last = schedule_lr(before, tokens - step, step) / before->lr;
     const double next = schedule_lr(o, tokens, o->batch_tokens) / o->lr;
-    if (next > 1.05 * last)
-        warn("at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell by "
+    if (next <= 1.05 * last) return;
+    snprintf(text, sizeof text,
+             "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell by "
              "another schedule",
              (long long)tokens, last, next);
+    logger_warning(l, run->state.step, text);
 }
 
 typedef struct {
@@ -179,7 +181,6 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     }
     if (run->state.step < run->last_step) run_check_warmup(o);
     run_check_cooldown(run);
-    run_check_rise(run);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 
@@ -197,6 +198,7 @@ static inline void run_log_resume(const Run* run, Logger* l, bool logged) {
         free(change);
     }
     if (run->data_changed) put(l, run->state.step, "resume", "other data than before (--data-changed)");
+    if (run->state.step < run->last_step) run_check_rise(run, l);
 }
 
 // Prints the held-out loss by position in the context.
