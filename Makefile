@@ -103,9 +103,6 @@ GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_
 # Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
 # package, which can be NCCL_HOME, has no libnccl.so.
-ifeq ($(if $(NCCL_HOME),$(wildcard $(NCCL_HOME)/include/nccl.h),unset),)
-$(error NCCL_HOME=$(NCCL_HOME): has no include/nccl.h; set it to NCCL's folder, or leave it unset)
-endif
 NCCL_INCLUDE := $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(NVCC))../include)
 USE_NCCL     ?= $(NCCL_FOUND)
@@ -117,6 +114,9 @@ NCCL_FLAGS := -DUSE_NCCL $(patsubst -I%,-isystem %,$(NCCL_INCLUDE))
 NCCL_LIBS  := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Xlinker -rpath=$(abspath $(NCCL_HOME))/lib) -l:libnccl.so.2
 endif
 
+NEED_NCCL_HOME = @[ -z '$(NCCL_HOME)' ] || [ -f '$(NCCL_HOME)/include/nccl.h' ] || { \
+                 echo "error: NCCL_HOME=$(NCCL_HOME): has no include/nccl.h; set it to NCCL's folder, or unset it" >&2; exit 1; }
+
 # nvcc takes the linker's flags in its own form, and does not know -pthread.
 comma := ,
 GPU_RANK_FLAGS := $(MPI_FLAGS) $(NCCL_FLAGS)
@@ -124,6 +124,7 @@ GPU_RANK_LIBS  := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI
 
 # Rewritten when the flags change, which triggers a rebuild.
 build/gpu/flags: FORCE
+	$(NEED_NCCL_HOME)
 	$(NEED_NVCC)
 	@mkdir -p build/gpu
 	@echo '$(NVCC) $(NVCCFLAGS) $(GPU_RANK_FLAGS) $(GPU_RANK_LIBS)' >$@.new

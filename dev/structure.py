@@ -7,8 +7,8 @@ Rules: at most 8 parameters a function; at most 100 lines a function, __global__
 named with their reason in KERNELS_OVER_120; at most 600 lines a file, unless FILES_OVER_600 says why; a trainer at most
 1200, of which those sections that NOT_MODEL names have a fifth; at most 12 files a folder of llmc/, 15 another; includes only
 along INCLUDES, before the first definition; no function twice in what a trainer includes; initializers of more than 5 fields name
-them; only TOP_LEVEL at the top; at most 64 options; no element read before the && that bounds its index, for which
-compilers take the bound as kept.
+them; only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may
+leave out i < N.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -404,7 +404,7 @@ def check_initializers(checks, codes):
 
 
 def check_bounds(checks, codes):
-    """x[i] && i < N."""
+    """x[i] && i < N: x[i] is read first, so that a compiler may take i < N for granted."""
     for path, code in codes.items():
         late = re.search(r"\[(\w+)\](?:[=!<>]=|[^;|(?,=])*&& \1 <", code)
         checks.check(not late, path, 1 + code.count("\n", 0, late.start()) if late else 1,

@@ -144,21 +144,20 @@ def recall(report):
 
 
 def overwritten(report):
-    rows = from_scratch.rows_of_task("over", report.all_lines, report.with_diverged, report.data)
-    right = lambda run: 0 if run["T1024"] in ("", NONE) else float(run["T1024"])
-    best, rates = {}, set()
-    for run in require([dict(zip(rows[0], row)) for row in rows[1:] if row[1] != NONE]):
-        model = run["run"].removeprefix("over-").rpartition("_")[0]
-        at = best.setdefault(model, run)
-        rates.add(run["run"].rpartition("_")[2])
-        if right(run) > right(at):
-            best[model] = run
+    right = lambda run, test: run.get("tests", {}).get(f"over_{test}", {}).get("accuracy")
+    by_model, rates = {}, set()
+    for line in from_scratch.lines_of("over", report.all_lines):
+        if run := report.with_diverged.get(line.name):
+            by_model.setdefault(line.name.removeprefix("over-").rpartition("_")[0], []).append(run)
+            rates.add(plan.option(line, "--lr"))
+    best = {model: max(runs, key=lambda run: right(run, "T1024") or 0) for model, runs in require(by_model).items()}
     begin = ("**Overwritten keys from scratch,** one seed, learning rate" + "s" * (len(rates) > 1) + " "
              + " and ".join(sorted(rates, key=float)))
-    if all(right(run) < from_scratch.LEARNED for run in best.values()):
+    if all(100 * (right(run, "T1024") or 0) < from_scratch.LEARNED for run in best.values()):
         return (f"{begin}: none of {len(best)} models learns it, so that it says nothing of their differences "
                 "([below](#overwritten-keys-from-scratch)).")
-    shares = ", ".join(f"{model} " + (f"{run['T1024']} and {run['T8192']}%" if run["T1024"] else "diverged")
+    share = lambda run, test: from_scratch.percent(right(run, test))
+    shares = ", ".join(f"{model} " + ("diverged" if "diverged" in run else f"{share(run, 'T1024')} and {share(run, 'T8192')}%")
                        for model, run in best.items())
     return (f"{begin}, the best of them: right at the length of training, and of 64 keys with up to 32 rewrites at 8 times this "
             f"length: {shares} ([below](#overwritten-keys-from-scratch)).")

@@ -5,7 +5,7 @@ have not.
 import plan
 
 NONE = "no run yet"
-LEARNED = 1  # percent right at some point: chance is far below
+LEARNED = 1  # percent right; chance is 0.02
 REACHED = 0.5, 0.9  # shares of right answers whose step is shown
 
 
@@ -43,8 +43,8 @@ def rows_of_task(task, lines, results, data):
 
 
 def rows_of_keys(task, lines, results, tests):
-    """Titles; of each run and point of keys.py's tests, right, stale and other answers in percent. Runs that are nowhere
-    LEARNED are left out."""
+    """Titles; of each run and point of keys.py's tests, right, stale and other answers in percent. Runs that
+    stay below LEARNED at every point are left out."""
     rows = [("run", "test", "keys", "rewrites", "right", "stale", "other")]
     for line in lines_of(task, lines):
         found = results.get(line.name, {}).get("tasks", {})

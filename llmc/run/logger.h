@@ -203,7 +203,7 @@ static inline void logger_end_line(Logger* l) {
     logger_warn(l, why);
 }
 
-// Whether the file has a line of the event at the step.
+// Whether the file has a line of the event at the step, with the beginning that logger_begin_line writes.
 static inline bool logger_has(const Logger* l, const char* event, int64_t step) {
     char begin[64], *line = NULL;
     const int length =

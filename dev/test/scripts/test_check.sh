@@ -69,7 +69,7 @@ dies "NVIDIA H100 80GB HBM3 has compute capability 7.5, and bf16 needs 8.0" gpu 
 check "12.0" gpu CAPABILITY=12.0
 check "NCCL" machine "" env NCCL_MINOR=26 scripts/check.sh
 said "MISSING: 2.26 is older than 2.27"
-if NCCL_HOME=$scratch/none make -n train_foxcu >"$scratch/stdout" 2>&1; then fail "NCCL_HOME without NCCL"; else pass; fi
+if NCCL_HOME=$scratch/none make build/gpu/flags >"$scratch/stdout" 2>&1; then fail "NCCL_HOME without NCCL"; else pass; fi
 said "NCCL_HOME=$scratch/none: has no include/nccl.h"
 dies "missing C++ compiler: nvcc needs g++" machine "g++" scripts/check.sh need gpu
 
