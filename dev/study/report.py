@@ -168,18 +168,34 @@ class Report:
                 for group in self.groups()]
         return table(("model", *COLUMNS), *rows)
 
+    def repeats(self, name):
+        """[(run, its repeat)] of one of the main pair, over seeds."""
+        both = [(self.results.get(f"{name}_{s}"), self.results.get(f"{name}_{s}_repeat")) for s in SEEDS]
+        return [pair for pair in both if all(pair)]
+
     def table_noise(self):
         """The standard deviation of a run: of repeats, whose differences have twice its variance, and over seeds."""
         rows = []
         for name in PAIR:
-            repeats = [(self.results.get(f"{name}_{s}"), self.results.get(f"{name}_{s}_repeat")) for s in SEEDS]
-            repeats = [pair for pair in repeats if all(pair)]
+            repeats = self.repeats(name)
             sds = [f"{rms([loss(a) - loss(b) for a, b in repeats]) / math.sqrt(2):.4f}" if repeats else ""
                    for loss in (lambda r: r["val_loss"], loss_within, loss_beyond)]
             losses = [*map(loss_within, self.seeds(name))]
             sd = f"{statistics.stdev(losses):.4f}" if len(losses) > 2 else NONE
             rows.append((name, len(repeats) or NONE, *sds, sd))
-        return table(("", "repeats", "sd of repeats: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
+        return [*table(("", "repeats", "sd of repeats: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows),
+                *self.again()]
+
+    def again(self):
+        """Lines on the runs that ran once more, to see whether their results come out again."""
+        for name in PAIR:
+            noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(name)] or [math.nan])
+            for line in self.lines:
+                run, first = (self.results.get(line.name.replace("again_", begin)) for begin in ("again_", "confirm_"))
+                if line.name.startswith(f"again_{name}_") and run and first:
+                    yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
+                                f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats "
+                                f"differ by {noise:.4f} (rms).")
 
     def table_documents(self):
         rows, chose = [], [[], []]  # differences within the training length of documents that chose the learning rates, or not
