@@ -496,6 +496,9 @@ static inline void run_check_ranks(const Run* run) {
             run->mode == RUN_GENERATE ? "generate" : "requests", size, size);
 }
 
+// Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
+static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
+
 // Dies where a training without held-out data is told how to measure the loss on it.
 static inline void run_check_validation(const CommandLine* line) {
     const bool every = command_line_gives(line, offsetof(Options, val_every)) && line->options.val_every > 0;
@@ -535,6 +538,9 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
+    // a run of an older version may have recorded it
+    if (command_line_gives(line, offsetof(Options, vocab)) && run_reads_bytes(run))
+        die("--vocab: this model reads bytes: leave it out, or begin one with --set vocab_size=50257");
     if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
     if (eval) run_complete_eval(run);
@@ -591,6 +597,3 @@ static inline double run_mixer_flops_per_token(const Run* run) {
 static inline double run_flops_per_token(const Run* run) {
     return 6.0 * (double)run->table.non_embedding + run_mixer_flops_per_token(run);
 }
-
-// Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
-static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }

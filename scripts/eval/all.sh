@@ -41,10 +41,12 @@ import sys, fox
 folder = sys.argv[1]
 has = lambda name: fox.recorded_option(folder, name)
 config = fox.read_json(f"{folder}/config.json")
-text = config.get("vocab_size") == fox.BYTE_VOCAB or (fox.Path(folder) / "tokenizer.json").exists() or sys.argv[2]
-print(has("seq-len") or 512, int(bool(has("json-escape"))), int("fgate_type" in config), int(bool(text)))
+of_bytes = config.get("vocab_size") == fox.BYTE_VOCAB
+text = of_bytes or (fox.Path(folder) / "tokenizer.json").exists() or sys.argv[2]
+print(has("seq-len") or 512, int(bool(has("json-escape"))), int("fgate_type" in config), int(bool(text)), int(of_bytes))
 print(fox.default_trainer())' "$init" "${VOCAB:-}") || die "$init: cannot be read"
-{ read -r T escape attention text && read -r trainer; } <<<"$facts"
+{ read -r T escape attention text bytes && read -r trainer; } <<<"$facts"
+[ "$bytes" = 0 ] || [ -z "${VOCAB:-}" ] || die "VOCAB: the model in $init reads bytes: leave it out"
 TRAINER=${TRAINER:-$trainer}
 # RULER's tasks take some 500 tokens and more
 LENGTHS=${LENGTHS:-$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)}

@@ -82,9 +82,21 @@ same "$scratch/lines" "$scratch/want"
 dies "--samples 0" "$trainer" --init "$init" --generate 3 --samples 0
 dies "--min-p 2" "$trainer" --init "$init" --generate 3 --min-p 2
 
+# --vocab of a model of bytes is refused, but not where an older version has recorded it
+vocab=dev/test/fixtures/gpt2/vocab.bpe
+no_vocab() { dies "--vocab: this model reads bytes: leave it out" "$@" --vocab $vocab; }
+no_vocab "$trainer" --init "$init" --prompt One --generate 3
+no_vocab "$trainer" --init "$init" --requests "$scratch/one"
+no_vocab "$trainer" $tiny $batches --data "$shards/text.bin" --out "$scratch/none"
+no_vocab "$trainer" $tiny $batches --dry-run
+no_vocab "$trainer" --resume --out "$scratch/out"
+check "an older version's" python3 dev/test/cli_files.py unseal "$init/trainer.json"
+sed -i "s|\"model\": \"fox-pro-nano\",|&\"vocab\": \"$vocab\",|" "$init/trainer.json"
+check "its option" grep -qF "\"vocab\": \"$vocab\"" "$init/trainer.json"
+check "resumed" "$trainer" --resume --out "$scratch/out"
+
 # GPT-2's vocabulary: text with the tokenizer.json of the folder or --vocab, escaped or not; ids without either
 rm -rf "$scratch/out"
-vocab=dev/test/fixtures/gpt2/vocab.bpe
 check "train on tokens of GPT-2" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 2 \
     --data "$shards/gpt2.bin" --out "$scratch/out" --vocab $vocab
 init=$scratch/out/step_00000002

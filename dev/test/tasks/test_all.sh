@@ -70,6 +70,8 @@ equals "conflict.json copy.json corrupted.json keys.json long.json loss.json mad
 
 dies "usage: DATA=GLOB scripts/eval/all.sh DIR OUT" all "$trainer" "$init"
 dies "DATA is not set" env -u DATA scripts/eval/all.sh "$init" "$out"
+VOCAB=dev/test/fixtures/gpt2/vocab.bpe dies "VOCAB: the model in $here/$init reads bytes: leave it out" \
+    all /bin/false "$init" "$out"
 dies "none: no checkpoint" all "$trainer" "$scratch/none" "$out"
 dies "$scratch/none is not built: make none" all "$scratch/none" "$init" "$out"
 report
