@@ -143,7 +143,12 @@ def main():
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}
     sys.argv = ["lm_eval", "run", "--model", "fox", "--model_args", json.dumps(arguments), *theirs]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as e:
+        if not str(e).startswith(("Tasks not found", "No tasks specified")):
+            raise
+        raise Error(f"{str(e).rstrip('.')}; `lm_eval ls tasks` lists the harness's own, --include_path DIR adds others")
 
 
 if __name__ == "__main__":

@@ -106,6 +106,12 @@ class TestHarness(Case):
                          "--tasks", "choices")
         self.assertIn("error: fake_requests: out of memory", died)
 
+    def test_tasks_that_are_not_there(self):
+        start = ("harness.py", "--trainer", FAKE, "--init", self.model(), "--include_path", self.tmp / "tasks")
+        self.dies("Tasks not found: nosuch, none; `lm_eval ls tasks` lists the harness's own, ", *start,
+                  "--tasks", "nosuch,choices,none")
+        self.dies("No tasks specified, or no tasks found. Please verify the task names; `lm_eval ls tasks` ", *start)
+
     def test_generation_options(self):
         import harness
         for text, stops, want in (("a.b\nc", ["\n", "."], "a"), ("abc", ["x"], "abc"), ("abc", ["abc"], "")):
