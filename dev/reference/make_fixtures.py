@@ -11,12 +11,16 @@ import zlib
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-import torch
-from safetensors.numpy import save_file
+try:
+    import numpy as np
+    import torch
+    from safetensors.numpy import save_file
+except ModuleNotFoundError as e:
+    sys.exit(f"error: Python package {e.name} is missing: "
+             "pip install -c scripts/requirements.txt numpy torch safetensors")
 
-import fox
-import recurrent
+import fox  # noqa: E402
+import recurrent  # noqa: E402
 
 OUT = Path(__file__).resolve().parents[1] / "test/fixtures/model"
 STEPS = 3

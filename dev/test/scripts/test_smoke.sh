@@ -207,5 +207,7 @@ done <<<"$table"
 check "all targets, dry" make -n NVCC=true $targets
 quickstart
 bench
+dies "Python package numpy is missing: pip install -c scripts/requirements.txt numpy torch safetensors" \
+    env -u PYTHONPATH python3 -S dev/reference/make_fixtures.py # with the standard library alone
 [ ! "$without_torch" ] || skip "$python has no PyTorch, numpy and safetensors (HF_PYTHON), for$without_torch"
 report
