@@ -23,10 +23,10 @@ def lines_of(task, lines):
 
 
 def rows_of_task(task, lines, results, data):
-    """Titles; steps to each share of REACHED, and the accuracy of each data set TASK_*, in percent, of each run. results:
-    also those that diverged."""
+    """Titles; steps to each share of REACHED, last loss, and accuracy, also on each data set TASK_*, in percent, of each
+    run. results: also those that diverged."""
     names = [*plan.tests_of(task, data)]
-    rows = [("run", "lr", "seed", *(f"step of {share:.0%}" for share in REACHED), "at the end",
+    rows = [("run", "lr", "seed", *(f"step of {share:.0%}" for share in REACHED), "loss, nats", "at the end",
              *(name.removeprefix(f"{task}_").replace("_", ", ") for name in names))]
     mine = lines_of(task, lines)
     for line in mine:
@@ -35,7 +35,7 @@ def rows_of_task(task, lines, results, data):
             rows.append((line.name, plan.rate_of(line), plan.option(line, "--seed"), "diverged", *[""] * (len(rows[0]) - 4)))
         elif r:
             rows.append((line.name, f"{r['lr']:g}", r["seed"], *(first_step(r["validations"], s) for s in REACHED),
-                         percent(r["validations"][-1]["accuracy"]),
+                         f"{r['val_loss']:.3f}", percent(r["validations"][-1]["accuracy"]),
                          *(percent(r["tests"].get(name, {}).get("accuracy")) for name in names)))
     if left := len(mine) + 1 - len(rows):
         rows.append((f"{left} runs", NONE, *[""] * (len(rows[0]) - 2)))

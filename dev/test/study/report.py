@@ -1,6 +1,7 @@
 """Writes results of runs that never were, with known differences, and checks what dev/study/report.py makes of them."""
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,12 @@ assert f"{mean} times the GPU-hours ({low} to {high}" in first_screen, row
 picture = FOLDER / paper_code.PICTURE
 if "no matplotlib" not in done.stdout:
     assert all(name in picture.read_text() for name in data["runs"])
+
+# measured numbers stand in what report.py writes, and not between: there, only numbers of the design
+between = re.sub("<!-- table.*?<!-- end -->", "", Path("dev/STUDY.md").read_text().partition("\n## Results\n")[2], flags=re.S)
+found = re.findall(r"[\d.,]*\d(?:%| (?:nats|points|times|steps))", " ".join(between.split()))
+assert {*found} <= {"8.318 nats", "3 nats", "1%", "90%", "3.9 times", "8 times", "1.09 times", "8,000 steps",
+                       "10,000 steps"}, found
 
 # the paired t-test: differences of -0.10, -0.12, -0.08, -0.11, -0.09 have the mean -0.1 and the error 0.00707
 for seed, d in zip(range(11, 16), (-0.10, -0.12, -0.08, -0.11, -0.09)):
@@ -174,8 +181,8 @@ done = run()
 assert done.returncode == 0, done.stderr
 link, _, _, _, row, _, left = rows(PAGE.read_text(), "mqar")
 assert "study/mqar.svg" in PAGE.read_text()
-assert row[:7] == ["lr_mqar-fox-pro_2e-3", "0.002", "1", "300", "never", "80.0", "87.5"], row
-assert row[7] == "no run yet" and left[:2] == ["46 runs", "no run yet"], (row, left)
+assert row[:7] == ["lr_mqar-fox-pro_2e-3", "0.002", "1", "300", "never", "2.000", "80.0"], row
+assert row[7:9] == ["87.5", "no run yet"] and left[:2] == ["46 runs", "no run yet"], (row, left)
 if "no matplotlib" not in done.stdout:
     picture = (FOLDER / "study/mqar.svg").read_text()
     assert "fox-pro, lr 0.002" in picture and "0.005" not in picture  # the better one of the two
