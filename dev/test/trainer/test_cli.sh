@@ -280,7 +280,7 @@ evaluations() {
     check "--dry-run" run $dry
     equals 0 "$(grep -c '^samples, requests' "$scratch/stdout")"
     check "--dry-run with requests" run $dry --eval-every 5 --eval-requests "$scratch/requests"
-    check "plans the cache" awk '$1 == "samples," { exit !($3 > 16 * 64 * 2 * (2 * 16 * 4 + 8) / 1048576 && $3 < 2) }' "$scratch/stdout"
+    equals 1 "$(awk '$1 == "samples," { print ($3 > 16 * 64 * 2 * (2 * 16 * 4 + 8) / 1048576 && $3 < 3) }' "$scratch/stdout")"
     check "--dry-run with a sample" run $dry --sample-every 1
     said "samples, requests"
     check "for a GPU" run --model fox-pro-125m --dry-run --eval-every 5 --eval-requests "$scratch/requests" --gpu H100
