@@ -9,6 +9,8 @@ plan() { ${TRAIN_FOX:-./train_fox} --dry-run "$@"; }
 # line TEXT: the numbers of the last plan's line that begins with TEXT
 line() { sed -n "s/^ *$1 *//p" $scratch/stdout; }
 first() { line "$1" | awk '{ print $1 }'; }
+# chosen GPU LEVEL: the level of recomputation that the last plan has for the GPU, and whether it is enough
+chosen() { equals "$1; recompute $2" "$(grep "^${1%%:*}: " $scratch/stdout | cut -d: -f1,2)"; }
 # close WANT GOT: at most 1% apart
 close() {
     if awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= 0.99 * a && b <= 1.01 * a && a > 0) }'; then
@@ -23,13 +25,13 @@ close() {
 logits_more=$(((5632 - 2560) * 50304 * 2 >> 20))
 check "760m" plan --model fox-pro-760m --gpu H100 --recompute fused
 close $((33690 + logits_more)) "$(first memory)" # 32.9 GiB measured
-said "H100: 79.1 GiB; recompute fused"
+chosen "H100: 79.1 GiB" fused
 equals "$((836730432 * 12 / 1048576))" "$(first checkpoint | cut -d. -f1)"
 said "the newest 3 are kept"
 check "two ranks" plan --model fox-pro-760m --gpu H200 --ranks 2 --recompute fused
 close $((29900 + logits_more)) "$(first memory)" # 29.2 GiB measured
 check "24 GiB" plan --model fox-pro-760m --gpu 4090
-said "4090: 23.6 GiB; recompute block"
+chosen "4090: 23.6 GiB" block
 said "--recompute none   largest micro-batch that fits: 0 sequences"
 check "one sequence of one" plan --model fox-pro-760m --gpu H200 --batch-tokens 16Ki
 said "largest micro-batch that fits: 1 sequence"
@@ -42,7 +44,7 @@ said "a GPU: 36.0 GiB; recompute none is not enough: give --recompute fused"
 check "the last level" plan --model fox-pro-760m --gpu-memory 16 --recompute none
 said "recompute none is not enough: lower --micro-batch or --seq-len"
 check "a level" plan --model fox-pro-125m --gpu A100 --gpu-memory 40 --recompute qkv
-said "A100: 40.0 GiB; recompute qkv"
+chosen "A100: 40.0 GiB" qkv
 
 # The largest micro-batch is planned to fit, the next one is not
 for level in none fused qkv block; do
@@ -51,8 +53,7 @@ for level in none fused qkv block; do
     for more in 0 1; do
         check "$level, $more more" plan --model fox-pro-760m --gpu H200 --recompute $level --micro-batch $((most + more)) \
             --batch-tokens $(((most + more) * 16384))
-        expected=$([ $more = 0 ] && echo "recompute $level" || echo "recompute $level is not enough")
-        said "H200: 139.8 GiB; $expected"
+        chosen "H200: 139.8 GiB" "$level$([ $more = 0 ] || echo " is not enough")"
     done
 done
 
