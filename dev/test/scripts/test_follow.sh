@@ -38,7 +38,7 @@ equals "evaluation/val_loss 2.5;perplexity/below_1024 7;perplexity/below_512 8;p
     "$(tags '{"event":"evaluation","step":3,"val_tokens":9,"val_loss":2.5,"ms":4,"by_position":[{"from":0,"to":1,"tokens":1,"loss":3}],
         "perplexity_by_length":{"512":8,"1024":7},"requests":{"score":{"requests":4,"logprob":-2,"greedy":0.25},
         "rolling":{"logprob":null},"generate":{"match":0.5},"errors":0}}')"
-equals "" "$(tags '{"event":"evaluation","step":3,"ms":4}')"
+equals "" "$(tags '{"event":"evaluation","step":3,"ms":4}' 2>&1)"
 for part in '"ms":"4"' '"ms":4,"requests":[1]' '"ms":4,"perplexity_by_length":3'; do
     tags "{\"event\":\"evaluation\",\"step\":3,$part}" 2>&1 | grep -q "BadLine: log: line 1: '" && pass || fail "$part is taken"
 done

@@ -105,7 +105,7 @@ END
 said "stopped with step_00000004"
 check "learning rates" study --minutes 5 --later 20
 said "running: lr_fox-pro_1e-3"
-grep -q '^transformer_11' $scratch/stdout && fail "a run of 100 minutes"
+grep -q '^running: transformer_11' $scratch/stdout && fail "a run of 100 minutes"
 equals "fox-pro_11 lr_fox-pro_1e-2 lr_fox-pro_1e-3 lr_fox-pro_4e-3" \
     "$(cd $scratch/out && echo *.json | sed 's/\.json//g')"
 equals "data" "$(ls $scratch/checkpoints)"
