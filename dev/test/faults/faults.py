@@ -356,7 +356,9 @@ def main(arguments):
         calls = sum(campaign.calls.values())
         print(f"{name}: {calls} calls, {len(faults)} faults, of which {absent} have not occurred, {bad} failures, "
               f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
-        passed, failed = passed + len(faults) - bad, failed + bad
+        if absent == len(faults):
+            print(f"FAILED {name}: none of its faults has occurred", flush=True)
+        passed, failed = passed + len(faults) - bad, failed + bad + (absent == len(faults))
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 
