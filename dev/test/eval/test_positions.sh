@@ -94,7 +94,7 @@ contexts() {
     check "--dump of them" $double --init "$model" --data "$shards/cut.bin" --seq-len $((C + 2048)) \
         --batch-tokens $((3 * (C + 2048))) --micro-batch 3 --dump "$scratch/cut"
     check "behind $C" positions behind "$scratch/cut" "$result" $C 1e-12
-    cp "$result" "$scratch/alone.json"
+    mv "$result" "$scratch/alone.json"
     check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
         --val-data "$shards/three.bin" --seq-len $T --micro-batch 2
     check "as one" positions same "$result" "$scratch/alone.json"
@@ -112,7 +112,7 @@ alone() {
     evaluate $double --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 3
     said "245 targets count"
     check "each alone" positions alone "$scratch/dump" "$result" 48 1e-12
-    cp "$result" "$scratch/alone.json"
+    mv "$result" "$scratch/alone.json"
     check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
         --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 2
     check "as one" cmp <(grep -A 9 '"octaves"' "$result") <(grep -A 9 '"octaves"' "$scratch/alone.json")

@@ -75,6 +75,7 @@ evaluation() {
         check "--dump of all documents" $double --init "$step" --data "$files/$name.bin" --seq-len 16 \
             --batch-tokens 384 --micro-batch 24 --dump "$scratch/dump"
         for n in 1 2; do
+            rm -f "$scratch/eval.json"
             check "--eval of $n" $launch -np $n $double --init "$step" --val-data "$files/$name.bin" --micro-batch 5 \
                 --eval "$scratch/eval.json"
             check "its losses" masked eval "$scratch/dump" "$scratch/eval.json"
