@@ -265,7 +265,7 @@ def in_training(log, path, tolerance):
     want["generate"] = {"requests": len(by_type["generate"]), "tokens": sum(len(a["tokens"]) for a in by_type["generate"]),
                         "expected": len(matches), "match": mean(matches, "match")}  # fmt: skip
     assert 0 < want["score"]["greedy"] < 1 and 0 < want["generate"]["match"] < 1, want
-    assert got.keys() == want.keys(), got
+    assert got.keys() == want.keys() and got["errors"] == 0, got
     for kind in by_type:
         assert got[kind].keys() == want[kind].keys(), got
         for key, value in want[kind].items():
