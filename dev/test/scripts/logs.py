@@ -111,7 +111,8 @@ def check_gates(folder):
     for run in full, fixed:  # sigmoid(bias)^half_life = 1/2
         halves = [[(1 + math.exp(-b))**-life for b, life in zip((0, i + 1), layer)]
                   for i, layer in enumerate(run.half_lives)]
-        assert len(halves) == 2 and all(abs(h - 0.5) < 1e-6 for layer in halves for h in layer), halves
+        assert [len(layer) for layer in halves] == [2, 2], halves
+        assert all(abs(h - 0.5) < 1e-6 for layer in halves for h in layer), halves
 
 
 def make_still(folder):
