@@ -94,8 +94,8 @@ static double check_forward(const char* name, Model* model, const Texts* t) {
         const RowScore* score = &t->scores[0][i];
         double highest = -INFINITY;
         for (int64_t v = 0; v < V; v++) highest = fmax(highest, (double)logits[i * V + v]);
-        least = fmax(least, highest - (double)logits[i * V + score->best]);
-        worst = fmax(worst, fabs(score->logprob + fabs((double)model->acts.losses[i])));
+        least = worse(least, highest - (double)logits[i * V + score->best]);
+        worst = worse(worst, fabs(score->logprob + fabs((double)model->acts.losses[i])));
     }
     CHECK(worst <= PICK(3e-4, 1e-10), "%s: a log-probability is off by %.2e", name, worst);
     CHECK(least <= PICK(1e-4, 1e-11), "%s: the best token is %.2e below the largest logit", name, least);
@@ -199,7 +199,7 @@ static void check_forgetting(const char* name, bool unseen, bool forgets) {
     int64_t changed = 0;
     for (int64_t t = 0; t < T; t++) {
         double error = fabs(scores[0][t].logprob - scores[1][t].logprob);
-        worst = fmax(worst, error);
+        worst = worse(worst, error);
         changed += error > 0;
         CHECK(scores[1][t].logprob == scores[2][t].logprob, "%s: token %lld depends on the chunks", name,
               (long long)t);
@@ -240,7 +240,7 @@ static double check_long(const char* name, int64_t T, bool drops) {
     model_loss(&model, tokens + 1, 0, false, NULL);
     for (int s = 0; s < 2; s++)
         for (int64_t t = 0; t < c.lengths[s]; t++)
-            worst = fmax(worst, fabs(scores[s][t].logprob + fabs((double)model.acts.losses[t])));
+            worst = worse(worst, fabs(scores[s][t].logprob + fabs((double)model.acts.losses[t])));
     CHECK(worst <= (drops ? 1e-3 : PICK(3e-4, 1e-10)), "%s: %lld tokens: a log-probability is off by %.2e",
           name, (long long)T, worst);
     for (int s = 0; s < 2; s++) free(scores[s]), free(logits[s]);

@@ -218,7 +218,7 @@ static void check_adamw(void) {
     }
     for (int i = 0; i < N; i++) {
         double size = fabs(w2[i]) + p.lr;
-        worst = fmax(worst, fabs((double)w[i] - w2[i]) / size);
+        worst = worse(worst, fabs((double)w[i] - w2[i]) / size);
         CHECK(fabs((double)m[i] - m2[i]) <= 8 * EPSILON && fabs((double)v[i] - v2[i]) <= 8 * EPSILON,
               "moments of element %d are %g and %g", i, (double)m[i], (double)v[i]);
     }
