@@ -10,6 +10,7 @@ The test harness: a few macros, no framework.
 #pragma once
 
 #include <ftw.h>
+#include <math.h>
 #include <sys/wait.h>
 #include "../../llmc/base/common.h"
 
@@ -20,6 +21,9 @@ The test harness: a few macros, no framework.
 #endif
 
 static int tests_passed, tests_failed;
+
+// The larger of two errors; NaN if one of them is, which fmax would drop.
+static inline double worse(double a, double b) { return isnan(a) || a > b ? a : b; }
 
 // Counts one check. A failed check prints its location and message; the test continues.
 #define CHECK(condition, ...)                                                                                \

@@ -42,9 +42,6 @@ static inline bool all_zero(const real* x, int64_t n) {
     return true;
 }
 
-// The larger of two errors; NaN if one of them is, which fmax would drop.
-static inline double worse(double a, double b) { return isnan(a) || a > b ? a : b; }
-
 // ||a - b|| / ||b||
 static inline double relative_error(const real* a, const real* b, int64_t n) {
     double difference = 0, norm = 0;

@@ -166,7 +166,7 @@ static void check_results(const char* name, const Shape& s, OracleTensors in, co
     e[3] = check_tensor(name, "dv", r.dv, {exact.dv.host(), plain.dv.host(), 6e-3}, s, false);
     vector<double> exact_lse = exact.lse.host();
     double lse_error = 0;
-    for (size_t i = 0; i < r.lse.size(); i++) lse_error = fmax(lse_error, fabs(r.lse[i] - exact_lse[i]));
+    for (size_t i = 0; i < r.lse.size(); i++) lse_error = worse(lse_error, fabs(r.lse[i] - exact_lse[i]));
     CHECK(lse_error <= 3e-5, "%s: lse is off by %.3g", name, lse_error);
     if (in.cum_logf)
         e[4] = check_tensor(

@@ -260,7 +260,7 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
             for (int64_t t = 0; t < T; t++) {
                 sum += wall(b, t) ? WALL_LOGF : fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
                 double error = fabs(got_cum_logf[head + (size_t)t] - sum) / (fabs(sum) + 1e-6);
-                cum_logf_error = fmax(cum_logf_error, error);
+                cum_logf_error = worse(cum_logf_error, error);
             }
             for (int64_t t = T - 1; t >= 0; t--) {
                 dlogf = (wall(b, t + 1) ? 0 : dlogf) + dcum_logf[head + (size_t)t];

@@ -46,10 +46,7 @@ template <class T> static double difference(const vector<T>& got, const vector<T
 
 static double greatest_difference(const vector<float>& got, const vector<float>& want) {
     double most = 0;
-    for (size_t i = 0; i < want.size(); i++) {
-        double e = fabs((double)got[i] - want[i]);
-        if (!(e <= most)) most = e;
-    }
+    for (size_t i = 0; i < want.size(); i++) most = worse(most, fabs((double)got[i] - want[i]));
     return most;
 }
 

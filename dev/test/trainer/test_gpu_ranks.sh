@@ -330,11 +330,12 @@ start() {
 # ended OUT CODE: within 20 s
 ended() {
     local code=0
-    ( for _ in $(seq 200); do read -rt 0.1 <> <(:); done; kill -9 $job ) 2>/dev/null &
+    rm -f "$scratch/late"
+    ( for _ in $(seq 200); do read -rt 0.1 <> <(:); done; echo ", after 20 s" >"$scratch/late"; kill -9 $job ) 2>/dev/null &
     local killer=$!
     wait $job || code=$?
     kill $killer 2>/dev/null
-    equals "$2" "$code"
+    equals "$2" "$code$(cat "$scratch/late" 2>/dev/null)"
 }
 running() { pgrep -f "^[^ ]*$(basename $trainer) .*$scratch/${1:-}"; }
 rank_of() { running "$1" | while read -r p; do
