@@ -7,6 +7,7 @@ Called by train.h and, for --eval, evaluation.h. Errors end the program.
 #pragma once
 
 #include <sys/resource.h>
+#include "../tokens/vocab_check.h"
 #include "run.h"
 
 // This rank's share of a number of micro-batches: that of its group.
@@ -25,6 +26,18 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
          glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
 }
 
+// Dies where the data was encoded with another tokenizer than that of the weights which the run starts from, as
+// far as both are known. Rank 0 alone reads the folder.
+static inline void run_check_tokenizer(const Run* run, const DataLoader* data, const char* glob) {
+    const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
+    char path[PATH_LENGTH];
+    if (!folder || run->world->rank != 0) return;
+    path_join(path, folder, "tokenizer.json");
+    if (vocab_differs(data->shards[0].header.vocab_hash, vocab_hash_of_file(path)))
+        die("'%s': was encoded with another tokenizer than the model's, %s; encode the text with that one",
+            glob, path);
+}
+
 // Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
                                  bool shuffle) {
@@ -39,6 +52,7 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
     data->counts_documents = run->config.document_reset;
     data->window = run->config.window_size;
     run_warn_vocabulary(run, data, glob);
+    run_check_tokenizer(run, data, glob);
 }
 
 // Dies where the process may not open all files that it will need at once: the shards that its loaders keep

@@ -2,7 +2,7 @@
 Does the data of a run have the tokenizer of its model? Both are known by the hash of their vocabularies
 (tokens/vocab_hash.h): the data's from the headers of its shards, the model's from a tokenizer.json.
 
-Called by train.h and by data/ids_to_shards.
+Called by shares.h, data.h and data/ids_to_shards.
 */
 #pragma once
 

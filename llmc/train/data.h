@@ -63,12 +63,10 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
     if (!ok) die("%s", err.msg);
 }
 
-// Dies where the data was encoded with another tokenizer than the model's, the held-out data's or the one
-// beside its shards, which checkpoints get, as far as both are known. Rank 0 alone reads files: the model's
-// is in the folder whose weights the run starts from.
+// Dies where the data was encoded with another tokenizer than the held-out data or the one beside its shards,
+// which checkpoints get, as far as both are known. Rank 0 alone reads files.
 static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {
     const Options* o = &run->options;
-    const char* folder = run_resumed(run) ? run->checkpoint : o->init;
     const uint64_t hash = data->shards[0].header.vocab_hash;
     char path[PATH_LENGTH];
     if (val_data && vocab_differs(hash, val_data->shards[0].header.vocab_hash))
@@ -76,15 +74,8 @@ static inline void data_check_tokenizer(const Run* run, const DataLoader* data, 
     if (run->world->rank != 0) return;
     if (shard_tokenizer_beside(path, data->shards[0].path) && vocab_differs(hash, vocab_hash_of_file(path)))
         die("%s: is not the tokenizer of the shards beside it, which their headers know by a hash; restore "
-            "it, "
-            "or move it away to train without one",
+            "it, or move it away to train without one",
             path);
-    if (!folder) return;
-    path_join(path, folder, "tokenizer.json");
-    if (vocab_differs(hash, vocab_hash_of_file(path)))
-        die("--data %s: was encoded with another tokenizer than the model's, %s; encode the text with that "
-            "one",
-            o->data, path);
 }
 
 // Whether shards of the validation data, or copies of them, are in the training data, too. Writes the warning
