@@ -162,6 +162,6 @@ fi
 if has "$PYTHON" && "$PYTHON" -c 'import numpy, matplotlib, tokenizers, pyarrow, zstandard' >/dev/null 2>&1; then
     found scripts/ "what its Python uses"
 else
-    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m pip install -r scripts/requirements.txt"
+    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m venv env && env/bin/pip install -c scripts/requirements.txt numpy matplotlib tokenizers pyarrow zstandard"
 fi
 exit $code

@@ -491,8 +491,8 @@ static inline void run_check_ranks(const Run* run) {
             "alone",
             size);
     if (run->group.size < size)
-        die("--%s on %d ranks: all of them share each sequence: give --sequence-ranks %d, or start one "
-            "process alone",
+        die("--%s on %d ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks %d, or "
+            "start one process alone",
             run->mode == RUN_GENERATE ? "generate" : "requests", size, size);
 }
 

@@ -69,6 +69,8 @@ equals "conflict.json copy.json corrupted.json keys.json long.json loss.json mad
     "$(ls "$scratch/hgrn2/out" | tr '\n' ' ' | sed 's/ $//')"
 
 dies "usage: DATA=GLOB scripts/eval/all.sh DIR OUT" all "$trainer" "$init"
+DATA='none_*.bin' dies "DATA: 'none_*.bin': no file matches" all "$trainer" "$init" "$scratch/typo"
+check "and nothing is made of it" test ! -e "$scratch/typo"
 dies "DATA is not set" env -u DATA scripts/eval/all.sh "$init" "$out"
 VOCAB=dev/test/fixtures/gpt2/vocab.bpe dies "VOCAB: the model in $here/$init reads bytes: leave it out" \
     all /bin/false "$init" "$out"

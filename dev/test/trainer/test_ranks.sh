@@ -169,9 +169,9 @@ refused() {
     dies "--nonsense: no such option" $launch -np 3 $trainer $model $data --nonsense
     dies "only training, --bench, --eval, --requests and --generate run on 2 ranks" \
         $launch -np 2 $trainer $model $data --dump "$scratch/dump"
-    dies "--requests on 2 ranks: all of them share each sequence: give --sequence-ranks 2, or start one process alone" \
+    dies "--requests on 2 ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks 2, or start one process alone" \
         $launch -np 2 $trainer $model --requests "$scratch/requests"
-    dies "--generate on 4 ranks: all of them share each sequence: give --sequence-ranks 4" \
+    dies "--generate on 4 ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks 4" \
         $launch -np 4 $trainer $model --generate 3 --sequence-ranks 2
     dies "--sequence-ranks 2: 1 rank cannot be groups of so many" $trainer $model --requests x --sequence-ranks 2
     dies "--sequence-ranks 2: --maps and --dump share no sequences" $trainer $model --maps x --sequence-ranks 2
