@@ -94,6 +94,15 @@ __attribute__((noreturn)) static inline void die(const char* format, ...) {
     exit(EXIT_FAILURE);
 }
 
+// Dies where what was printed could not be written, as to a full disk. The reader of a pipe may stop when it
+// has enough.
+static inline void check_printed(void) {
+    struct stat file;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return;
+    if (fstat(STDOUT_FILENO, &file) == 0 && S_ISFIFO(file.st_mode)) return;
+    die("cannot write everything to standard output: is its disk full?");
+}
+
 // Prints `warning: message` on stderr as one line and returns. Among several ranks only rank 0 prints.
 PRINTF_LIKE(1, 2)
 static inline void warn(const char* format, ...) {

@@ -515,6 +515,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         if (data.opened) run_warn_vocabulary(run, &data.loader, run->options.data);
         run->plan_data = &data;
         trainer->print_plan(run);
+        check_printed();
         run->plan_data = NULL;
         plan_data_close(&data);
         eval_requests_close(requests);
