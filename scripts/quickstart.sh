@@ -21,7 +21,13 @@ if [ -e "$out" ]; then
     mv "$out" "${out}_$n"
     echo "the previous run is now in ${out}_$n"
 fi
-run() { ./train_fox --out "$out" --resume --val-every 256 --val-tokens 128Ki --log-every 32 "$@"; }
+run() {
+    ./train_fox --out "$out" --resume --val-every 256 --val-tokens 128Ki --log-every 32 "$@" || {
+        code=$?
+        [ $code -ne 75 ] || echo "interrupted; to go on: ./train_fox --out $out --resume"
+        exit $code
+    }
+}
 train() {
     run --model fox-pro-nano --set fgate_bias_init=true --set decay_time_max=512 --shuffle \
         --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' "$@"
