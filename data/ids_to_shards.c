@@ -129,12 +129,12 @@ int main(int argc, char** argv) {
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);
     if (o.version) {
         cli_print_version(argv[0]);
-        return EXIT_SUCCESS;
+        return check_printed();
     }
     if (o.help) {
         printf("usage: data/ids_to_shards --out PREFIX --vocab-size V --end-of-text ID [options] <IDS\n\n");
         cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
-        return EXIT_SUCCESS;
+        return check_printed();
     }
     if (!o.out || !o.vocab_size) die("--out and --vocab-size are needed");
     if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");

@@ -91,13 +91,13 @@ static Options parse_options(int argc, char** argv) {
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, NULL, &err)) die("%s", err.msg);
     if (o.version) {
         cli_print_version(argv[0]);
-        exit(EXIT_SUCCESS);
+        exit(check_printed());
     }
     if (o.help) {
         printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
                "Converts LongCrawl64 to data shards. After an interruption, run the same command again.\n\n");
         cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
-        exit(EXIT_SUCCESS);
+        exit(check_printed());
     }
     if (!o.source) o.source = MIRROR;
     if (!o.split) die("--split is missing: train or heldout");

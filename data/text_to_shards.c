@@ -101,11 +101,11 @@ static Options parse_options(int argc, char** argv) {
     o.paths = argv + 1;
     if (o.version) {
         cli_print_version(argv[0]);
-        exit(EXIT_SUCCESS);
+        exit(check_printed());
     }
     if (o.help) {
         print_help();
-        exit(EXIT_SUCCESS);
+        exit(check_printed());
     }
     if (!o.tokenizer) die("--tokenizer is missing: byte or gpt2");
     bool gpt2 = strcmp(o.tokenizer, "gpt2") == 0;

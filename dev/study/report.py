@@ -191,7 +191,7 @@ class Report:
         for name in PAIR:
             noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(name)] or [math.nan])
             for line in self.lines:
-                run, first = (self.results.get(line.name.replace("again_", begin)) for begin in ("again_", "confirm_"))
+                run, first = self.results.get(line.name), self.results.get(line.name.replace("again_", "confirm_"))
                 if line.name.startswith(f"again_{name}_") and run and first:
                     yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
                                 f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats "

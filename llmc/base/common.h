@@ -94,13 +94,14 @@ __attribute__((noreturn)) static inline void die(const char* format, ...) {
     exit(EXIT_FAILURE);
 }
 
-// Dies where what was printed could not be written, as to a full disk. The reader of a pipe may stop when it
-// has enough.
-static inline void check_printed(void) {
+// The exit code of a program whose result is what it has printed: EXIT_SUCCESS. Dies where that could not be
+// written, as to a full disk. The reader of a pipe may stop when it has enough.
+static inline int check_printed(void) {
     struct stat file;
-    if (fflush(stdout) == 0 && !ferror(stdout)) return;
-    if (fstat(STDOUT_FILENO, &file) == 0 && S_ISFIFO(file.st_mode)) return;
-    die("cannot write everything to standard output: is its disk full?");
+    const bool written = fflush(stdout) == 0 && !ferror(stdout);
+    if (!written && (fstat(STDOUT_FILENO, &file) != 0 || !S_ISFIFO(file.st_mode)))
+        die("cannot write everything to standard output: is its disk full?");
+    return EXIT_SUCCESS;
 }
 
 // Prints `warning: message` on stderr as one line and returns. Among several ranks only rank 0 prints.

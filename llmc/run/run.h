@@ -538,7 +538,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
-    // a run of an older version may have recorded it
+    // on the command line alone: a run of an older version may have recorded a --vocab that had no effect
     if (command_line_gives(line, offsetof(Options, vocab)) && run_reads_bytes(run))
         die("--vocab: this model reads bytes: leave it out, or begin one with --set vocab_size=50257");
     if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;

@@ -562,6 +562,7 @@ static inline CommandLine run_parse(int argc, char** argv, const Trainer* traine
         options_print_help(stdout, argv[0], trainer->summary);
     else
         run_print_version(argv[0], trainer->built_with);
+    check_printed();
     world_close(world);
     exit(EXIT_SUCCESS);
 }

@@ -47,17 +47,19 @@ for i in 1 2 3 4 5 6 7 8; do
     mkdir -p $scratch/many/p$i $scratch/equal/$i/src
     printf '%s' $i$i$i | tee $scratch/many/p$i/text >$scratch/equal/$i/src/text
 done
-split() { # FOLDER...: the held-out documents are those of the first call
-    check "a split" folders --val-fraction 0.4 "$@"
-    tail -c +1025 $scratch/f_val_000000.bin >$scratch/split
-    [ -f $scratch/first_split ] || cp $scratch/split $scratch/first_split
-    same $scratch/split $scratch/first_split
+split() { # FILE FOLDER...: writes the documents held out to FILE
+    check "a split" folders --val-fraction 0.4 "${@:2}"
+    tail -c +1025 $scratch/f_val_000000.bin >$scratch/$1
 }
-split $PWD/$scratch/many/p*
-split $scratch/many/p*
-split ./$scratch/many/p*/
-split $scratch/many/p1/../p1 $scratch/many/./p[2-8]//
-split --list <(printf '%s\n' $scratch/many/p*/)
+as_before() {
+    split again "$@"
+    same $scratch/again $scratch/first
+}
+split first $PWD/$scratch/many/p*
+as_before $scratch/many/p*
+as_before ./$scratch/many/p*/
+as_before $scratch/many/p1/../p1 $scratch/many/./p[2-8]//
+as_before --list <(printf '%s\n' $scratch/many/p*/)
 held() { sed -n 's/.*val: \([0-9]*\) document.*/\1/p' $scratch/stdout; }
 check "equal names" folders --val-fraction 0.4 $scratch/equal/*/src
 if [ "$(held)" -gt 1 ] && [ "$(held)" -lt 7 ]; then pass; else fail "$(held) of 8 folders of one name are held out"; fi

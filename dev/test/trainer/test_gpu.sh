@@ -298,7 +298,7 @@ not_finite() {
     check "and their norm" files fill "$model" model.norm.weight 0
     dies "step 16: the gradient is exactly 0 at a loss of " resume nan --save-every 1
     equals 15 "$(checkpoints nan)"
-    equals "" "$(grep '"event":"step"' "$scratch/nan/log.jsonl")"
+    equals 0 "$(grep -c '"event":"step"' "$scratch/nan/log.jsonl")"
 }
 
 gates() {
@@ -322,9 +322,9 @@ pruned() {
     local longer="$tiny --seq-len 640 --batch-tokens 640 --max-tokens 3200 --deterministic"
     check "pruning" gpu $longer $data --out "$scratch/pruned"
     said "% pruned)"
-    equals "" "$(grep ' 0% pruned' "$scratch/stdout")"
+    equals 0 "$(grep -c ' 0% pruned' "$scratch/stdout")"
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
-    equals "" "$(grep '% pruned' "$scratch/stdout")"
+    equals 0 "$(grep -c '% pruned' "$scratch/stdout")"
     near 0.001 pruned unpruned
     check "ACP's rule" gpu $longer $data --set pruning_rule=acp --out "$scratch/acp"
     said "% pruned)"

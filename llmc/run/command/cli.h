@@ -181,7 +181,6 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
 static inline void cli_print_version(const char* program) {
     const char* slash = strrchr(program, '/');
     printf("%s %s\ncompiler %s\n", slash ? slash + 1 : program, CODE_VERSION, __VERSION__);
-    check_printed();
 }
 
 // Prints all options with their help texts and defaults, wrapped to 110 columns.
@@ -212,5 +211,4 @@ static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {
         }
         fprintf(f, "\n");
     }
-    check_printed();
 }
