@@ -167,15 +167,21 @@ static inline void checkpoint_put_trainer(JsonWriter* w, const CheckpointRecord*
 // removed.
 static inline bool checkpoint_create(CheckpointWriter* w, const CheckpointRecord* r, Error* err) {
     char config_path[PATH_LENGTH];
-    if (!out_lock_held(w->out, w->lock, err) || !make_folders(w->out, err)) return false;
+    Error moved;
+    if (!out_lock_held(w->out, w->lock, err) || (w->lock < 0 && !make_folders(w->out, err))) return false;
     checkpoint_sweep(w->out); // frees the space of leftovers first
     path_join(config_path, w->folder, "config.json");
-    bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err) &&
-              hf_folder_write(w->folder, r->config, r->table, &r->run, r->tokenizer, err);
+    // OUT itself is not made again, in case it was moved since its lock was asked
+    bool ok = mkdir(w->folder, 0777) == 0 || errno == EEXIST ||
+              fail(err, "%s: cannot create this folder: %s", w->folder, strerror(errno));
+    ok = ok && config_write(r->config, config_path, err) &&
+         hf_folder_write(w->folder, r->config, r->table, &r->run, r->tokenizer, err);
     for (int f = 0; ok && f < CHECKPOINT_FILES; f++) ok = checkpoint_create_file(&w->files[f], err);
     if (ok) checkpoint_put_trainer(&w->trainer, r, w->files[0].tensors.element_bytes);
-    if (!ok) checkpoint_writer_sweep(w);
-    return ok;
+    if (ok) return true;
+    checkpoint_writer_sweep(w);
+    if (!out_lock_held(w->out, w->lock, &moved)) *err = moved; // why the folder could not be written
+    return false;
 }
 
 // ----------------------------------------------------------------------------
