@@ -48,27 +48,33 @@ TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
 # ----------------------------------------------------------------------------
 ##@ Programs
 
+# A recipe writes a file under a name of its own process, and renames it when it is complete: another make may run in
+# this folder.
+NEW     = build/$(@F).$$$$.new
+PUBLISH = mv -f $(NEW) $@
+
 # Rewritten when the flags change, which triggers a rebuild.
+WRITE_FLAGS = @printf '%s\n' "$$FLAGS" >$(NEW) && if cmp -s $(NEW) $@; then rm $(NEW); else $(PUBLISH); fi
+build/flags: export FLAGS = $(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)
 build/flags: FORCE
 	@mkdir -p build
-	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	$(WRITE_FLAGS)
 
 build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
 	@mkdir -p build
-	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$@.new && mv $@.new $@
+	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$(NEW) && $(PUBLISH)
 
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
-	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
+	$(CC) $(CFLAGS) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 data/text_to_shards: data/text_to_shards.c data/not_text.h data/pack.h $(HEADERS) ## converts text files to data shards
-	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 data/ids_to_shards: data/ids_to_shards.c data/pack.h $(HEADERS) ## writes the data shards of scripts/make_shards.py
-	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
-	$(CC) $(CFLAGS) $(CODE) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) -lcurl -lblosc -lcrypto $(LDLIBS) && $(PUBLISH)
 
 # The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
 # binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
@@ -77,9 +83,12 @@ data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts
 # CUDA_HOME: the folder of a CUDA Toolkit that is not in PATH, also site-packages/nvidia/cu13 of NVIDIA's Python
 # packages. Those have lib/ in place of lib64/, and libraries under their full names alone.
 NVCC      ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc,$(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
-CUDA_LIB  := $(abspath $(dir $(NVCC))../lib)
+# nvcc passes -Xlinker on to a shell. The source folder's path may have spaces.
+rpath = -Xlinker '-rpath="$(if $(filter /%,$1),,$(CURDIR)/)$1"'
+CUDA_LIB  := $(dir $(firstword $(NVCC)))../lib
 CUBLAS_LT := $(if $(wildcard $(CUDA_LIB)64),,$(lastword $(sort $(wildcard $(CUDA_LIB)/libcublasLt.so.*))))
-GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
+# An nvidia-smi that fails says so on standard output.
+GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$$/\1\2/p')
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
 # -Wno-missing-field-initializers: fields that a named initializer leaves out are 0, as in C, where gcc does not warn.
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
@@ -88,7 +97,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(shell find llmc -name '*.cuh')
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
-NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit, 12.5 or later" \
+NEED_NVCC     = @command -v $(firstword $(NVCC)) >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit, 12.5 or later" \
                 "(\`make check\` tells how), set CUDA_HOME, or set NVCC=/path/to/nvcc" >&2; exit 1; }
 
 # USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.
@@ -98,20 +107,20 @@ CUDNN_LIBS := -lcudnn
 else
 WITHOUT_CUDNN := %_cudnn
 endif
-GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -l:$(notdir $(CUBLAS_LT)),-lcublasLt) -lm
+GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) $(call rpath,$(CUDA_LIB)) -l:$(notdir $(CUBLAS_LT)),-lcublasLt) -lm
 
 # Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
 # package, which can be NCCL_HOME, has no libnccl.so.
-NCCL_INCLUDE := $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
-NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(NVCC))../include)
+NCCL_INCLUDE := $(if $(NCCL_HOME),-isystem '$(NCCL_HOME)/include')
+NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(firstword $(NVCC)))../include)
 USE_NCCL     ?= $(NCCL_FOUND)
 ifeq ($(USE_NCCL),1)
 ifneq ($(NCCL_FOUND),1)
 $(error USE_NCCL=1, but nccl.h was not found: install libnccl-dev, set NCCL_HOME to its folder, or set USE_NCCL=0)
 endif
-NCCL_FLAGS := -DUSE_NCCL $(patsubst -I%,-isystem %,$(NCCL_INCLUDE))
-NCCL_LIBS  := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Xlinker -rpath=$(abspath $(NCCL_HOME))/lib) -l:libnccl.so.2
+NCCL_FLAGS := -DUSE_NCCL $(NCCL_INCLUDE)
+NCCL_LIBS  := $(if $(NCCL_HOME),-L'$(NCCL_HOME)/lib' $(call rpath,$(NCCL_HOME)/lib)) -l:libnccl.so.2
 endif
 
 NEED_NCCL_HOME = @[ -z '$(NCCL_HOME)' ] || [ -f '$(NCCL_HOME)/include/nccl.h' ] || { \
@@ -123,18 +132,18 @@ GPU_RANK_FLAGS := $(MPI_FLAGS) $(NCCL_FLAGS)
 GPU_RANK_LIBS  := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) $(NCCL_LIBS) -lpthread
 
 # Rewritten when the flags change, which triggers a rebuild.
+build/gpu/flags: export FLAGS = $(NVCC) $(NVCCFLAGS) $(GPU_RANK_FLAGS) $(GPU_RANK_LIBS)
 build/gpu/flags: FORCE
 	$(NEED_NCCL_HOME)
 	$(NEED_NVCC)
 	@mkdir -p build/gpu
-	@echo '$(NVCC) $(NVCCFLAGS) $(GPU_RANK_FLAGS) $(GPU_RANK_LIBS)' >$@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	$(WRITE_FLAGS)
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $(NEW) $(GPU_LIBS) $(GPU_RANK_LIBS) && $(PUBLISH)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.*h dev/test/trainer/*.*h dev/test/inference/*.cuh dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
-	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all programs that need no GPU
 
@@ -187,30 +196,30 @@ build/test:
 	mkdir -p $@
 
 build/test/%_float: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_double: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_sanitized: %.c $(TEST_HEADERS)
-	$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $@ $(LDLIBS)
+	$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 # The trainer itself, for the tests that start it as one rank or several
 build/test/train_fox_double: train_fox.c $(HEADERS) build/flags | build/test
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(TRAINER) $< -o $@ $(TRAINER_LIBS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
-	$(CC) $(SANITIZE) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
+	$(CC) $(SANITIZE) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 build/test/%: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 # The library that makes calls of a program fail
 build/test/faults.so: dev/test/faults/faults.c | build/test
-	$(CC) -std=gnu11 -D_GNU_SOURCE -O2 $(WARN) $(EXTRA_CFLAGS) -shared -fPIC $< -o $@
+	$(CC) -std=gnu11 -D_GNU_SOURCE -O2 $(WARN) $(EXTRA_CFLAGS) -shared -fPIC $< -o $(NEW) && $(PUBLISH)
 
 faults: train_fox data/text_to_shards data/longcrawl64 build/test/faults.so ## let every call of the programs fail in turn, and check what is left (JOBS=, TRAINER=)
 	dev/test/faults/faults.py
@@ -232,7 +241,7 @@ build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(
 	@mkdir -p build/fuzz
 	$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
-	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
+	    -o $(NEW) $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS) && $(PUBLISH)
 
 # `make test` and `make test-all` without installing packages
 tests: $(TEST_PROGRAMS) $(TEST_TOOLS)
@@ -251,7 +260,7 @@ TSAN_FLAGS := $(subst address$(comma)undefined,thread,$(SANITIZE))
 TSAN_TESTS ?= test_dataloader test_saver test_world dev/test/data/test_longcrawl64.sh
 build/tsan/%: %.c $(TEST_HEADERS)
 	@mkdir -p build/tsan
-	$(CC) $(TSAN_FLAGS) $(CODE) $< -o $@ $(if $(filter %/longcrawl64,$@),-lcurl -lblosc -lcrypto) $(LDLIBS)
+	$(CC) $(TSAN_FLAGS) $(CODE) $< -o $(NEW) $(if $(filter %/longcrawl64,$@),-lcurl -lblosc -lcrypto) $(LDLIBS) && $(PUBLISH)
 
 TSAN_PROGRAMS := $(patsubst %,build/tsan/%,$(patsubst dev/test/data/test_%.sh,%,$(TSAN_TESTS)))
 tsan: build/tsan/train_fox $(TSAN_PROGRAMS) ## run the tests of threads under ThreadSanitizer
@@ -260,7 +269,7 @@ tsan: build/tsan/train_fox $(TSAN_PROGRAMS) ## run the tests of threads under Th
 
 # valgrind sees uninitialized memory, which gcc's sanitizers do not. It has no AVX-512: not -march=native.
 build/test/train_fox_valgrind: train_fox.c $(HEADERS) | build/test
-	$(CC) $(subst $(ARCH),-march=x86-64-v2,$(CFLAGS)) -O1 -g $(CODE) $< -o $@ $(LDLIBS)
+	$(CC) $(subst $(ARCH),-march=x86-64-v2,$(CFLAGS)) -O1 -g $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrind
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
@@ -273,17 +282,17 @@ GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter ben
 
 vpath test_%.cu $(GPU_DIRS)
 build/gpu/test_%: test_%.cu $(wildcard $(GPU_DIRS:=/*.cuh)) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 # The GPU trainer whose ranks may share one GPU, for dev/test/trainer/test_gpu_ranks.sh where there is one alone
 build/gpu/train_fox_one_gpu: train_fox.cu dev/test/one_gpu/nccl.h $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(MPI_FLAGS) -DUSE_NCCL -DRANKS_SHARE_GPU -Idev/test/one_gpu $< -o $@ \
-	    $(GPU_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) -lpthread
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(MPI_FLAGS) -DUSE_NCCL -DRANKS_SHARE_GPU -Idev/test/one_gpu $< -o $(NEW) \
+	    $(GPU_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) -lpthread && $(PUBLISH)
 
 build/gpu/test_decoding build/gpu/test_sequence: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## run all tests that need a GPU
 	JOBS=1 dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh dev/test/trainer/test_gpu_ranks.sh

@@ -117,7 +117,7 @@ else
     missing CUDA "no nvcc in PATH, CUDA_HOME or /usr/local/cuda" \
         "$by_pip 'cuda-toolkit[nvcc,cudart,cublas,nvtx,cccl]==13.0.*' $other_ways"
 fi
-gpus=$(nvidia-smi --query-gpu=compute_cap,name,memory.total --format=csv,noheader 2>/dev/null) || gpus=
+gpus=$(nvidia-smi --query-gpu=compute_cap,name,memory.total --format=csv,noheader 2>/dev/null | sed -n '/^[0-9]/p')
 driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*Driver Version: *\([0-9.]*\).*CUDA Version: *\([0-9.]*\).*/\1 \2/p')
 if [ -z "$driver" ]; then
     missing driver "nvidia-smi finds none" \

@@ -73,7 +73,8 @@ for model in $MODELS; do
 done
 if [ -z "${TRAINER:-}" ]; then
     GPUS=${GPUS:-${CUDA_VISIBLE_DEVICES:-}} GPUS=${GPUS//,/ }
-    GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | tr '\n' ' ')}
+    # an nvidia-smi that fails says so on standard output
+    GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -x '[0-9][0-9]*' | tr '\n' ' ')}
     TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
 fi
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"

@@ -34,9 +34,10 @@ def has_gpu():
         return visible not in ("", "-1")
     try:
         command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        return bool(subprocess.run(command, capture_output=True).stdout.strip())
+        listed = subprocess.run(command, capture_output=True).stdout.split(b"\n")
     except OSError:
         return False
+    return any(line.strip().isdigit() for line in listed)  # one that fails says so on standard output
 
 
 def default_trainer():

@@ -55,7 +55,7 @@ as_before() {
     split again "$@"
     same $scratch/again $scratch/first
 }
-split first $PWD/$scratch/many/p*
+split first "$PWD"/$scratch/many/p*
 as_before $scratch/many/p*
 as_before ./$scratch/many/p*/
 as_before $scratch/many/p1/../p1 $scratch/many/./p[2-8]//

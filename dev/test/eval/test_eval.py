@@ -116,8 +116,9 @@ class TestTrainer(Case):
         self.assertEqual([chosen(v) for v in ("0", "2,3", "", "-1")],
                          ["train_foxcu", "train_foxcu", "train_fox", "train_fox"])
         self.assertEqual(chosen(path=str(self.tmp)), "train_foxcu")
-        smi.write_text("#!/bin/sh\nexit 9\n")
-        self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
+        for failing in ("exit 9", "echo No devices were found; exit 6", "echo NVIDIA-SMI has failed"):
+            smi.write_text(f"#!/bin/sh\n{failing}\n")
+            self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
         smi.unlink()
         self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
         with mock.patch("fox.ROOT", self.tmp), self.assertRaisesRegex(fox.Error, "; build it: make train_foxer"):

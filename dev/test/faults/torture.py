@@ -17,7 +17,7 @@ The seed fixes ranks, strikes and delays, not where in the program they hit.
 Environment: TRAINER (./train_fox), JOBS (number of CPUs; 1 for train_foxcu). Standard library only.
 """
 
-import collections, os, random, shutil, signal, subprocess, sys, threading, time
+import collections, os, random, re, shutil, signal, subprocess, sys, threading, time
 
 import runs
 
@@ -114,7 +114,8 @@ class Torture:
         ).stderr.count("no such option")
         most = 3
         if ON_GPU:
-            most = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+            most = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+            most = len(re.findall(r"^GPU \d+: ", most, re.MULTILINE))
         return range(min(3, most) + 1) if several == 1 else [0]
 
     @staticmethod

@@ -18,7 +18,7 @@ for name in make openssl python3 mpirun g++; do program $name "echo $name 1.0"; 
 program mpicc ''
 program nvcc 'echo "Cuda compilation tools, release ${CUDA:-13.0}, V${CUDA:-13.0}.88"'
 program nvidia-smi 'case $* in
-*query*) echo "${CAPABILITY:-9.0}, NVIDIA H100 80GB HBM3, 81559 MiB" ;;
+*query*) echo "${EXCUSE:-${CAPABILITY:-9.0}, NVIDIA H100 80GB HBM3, 81559 MiB}" ;;
 *) echo "| NVIDIA-SMI 580.95 Driver Version: 580.95.05 CUDA Version: ${DRIVER:-13.0} |" ;;
 esac'
 program sudo 'exec "$@"'
@@ -62,6 +62,7 @@ for package in libcurl4-openssl-dev libblosc-dev openmpi-bin; do said "apt-get i
 
 # too old
 gpu() { machine "" env "$1" scripts/check.sh need gpu; }
+dies "error: missing GPU: nvidia-smi lists none" gpu EXCUSE="No devices were found"
 dies "is of CUDA 12.4, and 12.5 is the oldest" gpu CUDA=12.4
 check "CUDA 12.8 with the driver of 12.6" machine "" env CUDA=12.8 DRIVER=12.6 scripts/check.sh need gpu
 dies "580.95.05 runs programs of CUDA 12.4 at most, and $scratch/bin/nvcc makes those of 13.0" gpu DRIVER=12.4

@@ -16,9 +16,9 @@ program() {
     chmod +x "$scratch/$1"
 }
 for name in bin/make bin/mpirun bin/srun bin/nvidia-smi; do program $name; done
-program train_fox "$(realpath "$trainer")"
-program train_foxcu "$(realpath "$trainer")"
-program data/longcrawl64 "$root/data/longcrawl64"
+program train_fox "'$(realpath "$trainer")'"
+program train_foxcu "'$(realpath "$trainer")'"
+program data/longcrawl64 "'$root/data/longcrawl64'"
 export PATH=$scratch/bin:$PATH
 mkdir "$scratch/scripts"
 cp scripts/*.sh scripts/slurm.sbatch "$scratch/scripts"

@@ -11,9 +11,10 @@ export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 rm -rf "$scratch"
 mkdir -p "$scratch"
 trainer=./train_foxcu killed_code=137
+gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -cx '[0-9][0-9]*')
 if [ "${ONE_GPU:-}" ]; then
     trainer=build/gpu/train_fox_one_gpu
-elif [ "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)" -lt 2 ]; then
+elif [ "$gpus" -lt 2 ]; then
     skip "fewer than two GPUs: make build/gpu/train_fox_one_gpu, and set ONE_GPU=1"
     report
 fi
@@ -208,7 +209,7 @@ cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "
 
 # Four GPUs: two groups, each of which shares its sequences, and one group of four
 shared_groups() {
-    if [ ! "${ONE_GPU:-}" ] && [ "$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)" -lt 4 ]; then
+    if [ ! "${ONE_GPU:-}" ] && [ "$gpus" -lt 4 ]; then
         skip "groups that share sequences: fewer than four GPUs"
         return
     fi
