@@ -496,6 +496,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if (samples && o->prompt && strcmp(o->prompt, "-") == 0)
         die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");
     if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
+    if (!mode_option(line)) mode_check_samples(line, o);
     if (run->mode == RUN_TRAIN && o->out && !options_check(o, err)) die("%s", err->msg);
     if (eval) {
         run_plan_eval(run, suggested_tokens);

@@ -484,7 +484,6 @@ texts() {
     same "$scratch/cold" "$scratch/empty"
     check "--init of the run and --prompt alone" run --init "$out" --temperature 0 --prompt ''
     equals "$(head -c 30 "$scratch/cold" | od -An -tx1)" "$(head -c 30 "$scratch/stdout" | od -An -tx1)"
-    dies "--data GLOB is missing" run --init "$out" --prompt x --out "$scratch/none"
     text prompt --prompt $'Größe: \xe2\x82\xac\n'
     equals "Größe: €" "$(head -n 1 "$scratch/prompt")"
     text prompt --prompt $'\xff\xfe'

@@ -28,13 +28,112 @@ typedef struct {
     RunMode mode;
 } CommandLine;
 
+// What messages call a mode that takes a model as it is; NULL: the mode trains, or shows what a training would do.
+static inline const char* mode_option(const CommandLine* line) {
+    switch (line->mode) {
+    case RUN_GENERATE: return line->options.generate != OPTION_UNSET ? "generate" : "prompt";
+    case RUN_REQUESTS: return "requests";
+    case RUN_EVAL: return "eval";
+    case RUN_MAPS: return "maps";
+    default: return NULL;
+    }
+}
+
+// Was the option on the command line? field: its offset in Options.
+static inline bool command_line_gives(const CommandLine* line, size_t field) {
+    return options_give(line->given, field);
+}
+
+// ----------------------------------------------------------------------------
+// options of another mode
+
+enum {
+    GENERATES = 1 << RUN_GENERATE,
+    ANSWERS = 1 << RUN_REQUESTS,
+    EVALUATES = 1 << RUN_EVAL,
+    MAPS = 1 << RUN_MAPS
+};
+
+// The option that is meant by one that a mode has no use for; NULL: none is.
+static inline const char* mode_meant(RunMode mode, size_t field) {
+    static const struct {
+        unsigned modes;
+        size_t field;
+        const char* meant;
+    } meant[] = {
+        {GENERATES | ANSWERS, offsetof(Options, max_tokens), "give --generate N, the number of tokens"},
+        {ANSWERS, offsetof(Options, prompt), "a request has a \"prompt\" of its own"},
+        {ANSWERS, offsetof(Options, stop), "a request has an \"until\" of its own"},
+        {ANSWERS, offsetof(Options, samples), "a request is one sample, with a \"seed\" of its own"},
+        {EVALUATES | MAPS, offsetof(Options, data), "give --val-data GLOB, the text to measure"},
+        {EVALUATES, offsetof(Options, max_tokens), "give --val-tokens N, how much of the text to read"},
+        {EVALUATES, offsetof(Options, batch_tokens), "give --micro-batch B, sequences computed at once"},
+        {MAPS, offsetof(Options, max_tokens), "give --seq-len T, how much of the text to read"},
+        {MAPS, offsetof(Options, val_tokens), "give --seq-len T, how much of the text to read"},
+        {EVALUATES | MAPS, offsetof(Options, out), "its FILE is all that is written"},
+        {GENERATES | ANSWERS, offsetof(Options, out), "text goes to standard output"},
+    };
+    for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++)
+        if (meant[i].field == field && meant[i].modes >> mode & 1) return meant[i].meant;
+    return NULL;
+}
+
+// Does a mode that takes a model as it is use the option? --model and --recipe have errors of their own.
+static inline bool mode_takes(RunMode mode, size_t field) {
+    static const struct {
+        size_t field;
+        unsigned modes;
+    } taken[] = {
+        {offsetof(Options, val_data), EVALUATES | MAPS},
+        {offsetof(Options, val_tokens), EVALUATES},
+        {offsetof(Options, micro_batch), EVALUATES},
+        {offsetof(Options, vocab), GENERATES | ANSWERS | MAPS},
+        {offsetof(Options, json_escape), GENERATES | ANSWERS | MAPS},
+        {offsetof(Options, prompt), GENERATES | MAPS},
+        {offsetof(Options, samples), GENERATES},
+        {offsetof(Options, stop), GENERATES},
+        {offsetof(Options, generate), GENERATES | ANSWERS}, // of --requests these are defaults
+        {offsetof(Options, temperature), GENERATES | ANSWERS},
+        {offsetof(Options, top_k), GENERATES | ANSWERS},
+        {offsetof(Options, top_p), GENERATES | ANSWERS},
+        {offsetof(Options, min_p), GENERATES | ANSWERS},
+        {offsetof(Options, seed), GENERATES | ANSWERS},
+        {offsetof(Options, forget_by_seen), GENERATES | ANSWERS},
+        {offsetof(Options, requests), ANSWERS},
+        {offsetof(Options, eval), EVALUATES},
+        {offsetof(Options, maps), MAPS},
+    };
+    static const size_t by_all[] = {
+        offsetof(Options, model),         offsetof(Options, recipe),  offsetof(Options, set),
+        offsetof(Options, init),          offsetof(Options, seq_len), offsetof(Options, attention),
+        offsetof(Options, deterministic), offsetof(Options, timeout), offsetof(Options, sequence_ranks)};
+    for (size_t i = 0; i < sizeof by_all / sizeof by_all[0]; i++)
+        if (by_all[i] == field) return true;
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++)
+        if (taken[i].field == field) return taken[i].modes >> mode & 1;
+    return false;
+}
+
+// Dies where an option on the command line is of another mode.
+static inline void mode_check_options(const CommandLine* line) {
+    const char* mode = mode_option(line);
+    for (int i = 0; mode && i < NUM_OPTION_ROWS; i++) {
+        const CliRow* row = &option_rows[i];
+        if (row->type == CLI_GROUP || !line->given[i] || mode_takes(line->mode, row->offset)) continue;
+        const char* meant = mode_meant(line->mode, row->offset);
+        die("--%s: of no use with --%s: %s", row->name, mode, meant ? meant : "leave it out");
+    }
+}
+
 // Parses the command line.
 static inline CommandLine command_line_parse(int argc, char** argv) {
     Error err;
     CommandLine line;
     signal(SIGXFSZ, SIG_IGN); // a file size limit then makes write fail, which is reported
+    line.mode = RUN_TRAIN;
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
     const Options* o = &line.options;
+    if (o->help || o->version) return line; // whatever else was given
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
     bool requests = o->requests != NULL, maps = o->maps != NULL;
     // with --data, also that of a run that goes on, --generate is the length of samples while training
@@ -57,14 +156,32 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
                 : maps     ? RUN_MAPS
                 : generate ? RUN_GENERATE
                            : RUN_TRAIN;
-    const bool prompts = o->init && o->prompt && !o->data && !o->out; // and nothing that could train
+    // without anything that could train
+    const bool prompts = o->init && o->prompt && !o->data && !o->resume && !o->resume_from;
     if (line.mode == RUN_TRAIN && prompts) line.mode = RUN_GENERATE;
+    mode_check_options(&line);
     return line;
 }
 
-// Was the option on the command line? field: its offset in Options.
-static inline bool command_line_gives(const CommandLine* line, size_t field) {
-    return options_give(line->given, field);
+// Dies where an option on the command line is of samples, and the run makes none. o: the run's options, which a
+// checkpoint may have completed.
+static inline void mode_check_samples(const CommandLine* line, const Options* o) {
+    static const struct {
+        size_t field;
+        bool requests; // the default of --eval-requests too
+    } of_samples[] = {
+        {offsetof(Options, prompt), false},  {offsetof(Options, stop), false},
+        {offsetof(Options, generate), true}, {offsetof(Options, temperature), true},
+        {offsetof(Options, top_k), true},    {offsetof(Options, top_p), true},
+        {offsetof(Options, min_p), true},    {offsetof(Options, forget_by_seen), true},
+    };
+    if (command_line_gives(line, offsetof(Options, samples)))
+        die("--samples: a training prints one sample at a time: leave it out");
+    for (size_t i = 0; i < sizeof of_samples / sizeof of_samples[0]; i++)
+        if (!o->sample_every && !(of_samples[i].requests && o->eval_requests) &&
+            command_line_gives(line, of_samples[i].field))
+            die("--%s: of samples, which a training prints with --sample-every STEPS: give both, or none",
+                option_name(of_samples[i].field));
 }
 
 // Dies where a training without held-out data is told how to measure the loss on it.
