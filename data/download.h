@@ -94,11 +94,12 @@ static inline void* stop_signal_main(void* user) {
     _exit(EXIT_FAILURE);
 }
 
-// Stops on a signal that asks the program to end. To be called before other threads are started.
+// Makes a Stop that a signal sets which asks the program to end. To be called before other threads are started.
+// SIGPIPE is ignored (guard_standard_streams): a connection closed by the server is an ordinary error.
 static inline void stop_on_signals(Stop* s) {
     sigset_t set = caught_signals();
     pthread_t thread;
-    signal(SIGPIPE, SIG_IGN);               // a connection closed by the server is an ordinary error
+    stop_init(s);
     pthread_sigmask(SIG_BLOCK, &set, NULL); // inherited by all threads
     if (pthread_create(&thread, NULL, stop_signal_main, s) != 0) die("cannot start a thread");
     pthread_detach(thread);

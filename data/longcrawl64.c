@@ -260,7 +260,7 @@ static int print_plan(Work* w) {
     printf("%s: %lld documents of %lld tokens, %lld tokens, %.1f GB\n", w->options->split,
            (long long)w->documents, (long long)D, (long long)(w->documents * D),
            2e-9 * (double)(w->documents * D));
-    return EXIT_SUCCESS;
+    return check_printed();
 }
 
 // Shard s consists of the rows of chunks [first_row, end_row).
@@ -563,6 +563,7 @@ static void delete_cache(Work* w) {
 }
 
 int main(int argc, char** argv) {
+    guard_standard_streams();
     Options options = parse_options(argc, argv);
     static Work work;
     Error err;
@@ -570,7 +571,6 @@ int main(int argc, char** argv) {
     work.shard_split = strcmp(options.split, "train") == 0 ? "train" : "val";
     if (options.dry_run) return print_plan(&work);
     if (!shard_set_lock(options.out, work.shard_split, &err)) die("--out %s", err.msg);
-    stop_init(&work.stop);
     stop_on_signals(&work.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
     if (!open_source(&work, &err) || !make_plan(&work, &err) ||
@@ -596,5 +596,5 @@ int main(int argc, char** argv) {
     free(work.fetched);
     sums_free(&work.sums);
     curl_global_cleanup();
-    return EXIT_SUCCESS;
+    return check_printed();
 }

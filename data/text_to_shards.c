@@ -577,9 +577,12 @@ static int text_to_shards(int argc, char** argv) {
     free(job.escaped.data);
     free(job.tokens.data);
     tokenizer_free(&job.tokenizer);
-    return EXIT_SUCCESS;
+    return check_printed();
 }
 
 #ifndef TESTING
-int main(int argc, char** argv) { return text_to_shards(argc, argv); }
+int main(int argc, char** argv) {
+    guard_standard_streams();
+    return text_to_shards(argc, argv);
+}
 #endif

@@ -100,7 +100,7 @@ static inline int check_printed(void) {
     struct stat file;
     const bool written = fflush(stdout) == 0 && !ferror(stdout);
     if (!written && (fstat(STDOUT_FILENO, &file) != 0 || !S_ISFIFO(file.st_mode)))
-        die("cannot write everything to standard output: is its disk full?");
+        die("cannot write everything to standard output: is its disk full, or is it closed?");
     return EXIT_SUCCESS;
 }
 
@@ -268,13 +268,13 @@ static inline bool file_is_at(int fd, const char* path) {
     return !known || (ours.st_dev == there.st_dev && ours.st_ino == there.st_ino);
 }
 
-// Protects the files of a run from closed standard streams; called once at the start of a program. If
-// descriptor 0, 1 or 2 is closed, the next opened file would get its number and receive printed text, so
-// /dev/null is opened there instead. SIGPIPE is ignored: writing to a pipe without a reader is an error, and
-// does not end the process.
+// Protects files from closed standard streams; called once at the start of a program. If descriptor 0, 1 or 2
+// is closed, the next opened file would get its number and receive printed text, so /dev/null is opened there
+// instead, in the direction that makes reading from 0, or writing to 1 or 2, an error as before. SIGPIPE is
+// ignored: writing to a pipe without a reader is an error, and does not end the process.
 static inline void guard_standard_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
             _exit(EXIT_FAILURE); // no message can be printed
     signal(SIGPIPE, SIG_IGN);
 }

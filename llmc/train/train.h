@@ -515,7 +515,6 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         if (data.opened) run_warn_vocabulary(run, &data.loader, run->options.data);
         run->plan_data = &data;
         trainer->print_plan(run);
-        check_printed();
         run->plan_data = NULL;
         plan_data_close(&data);
         eval_requests_close(requests);
@@ -592,6 +591,8 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     }
     free(folder.steps);
     if (folder.lock >= 0) close(folder.lock);
+    if (line.mode != RUN_TRAIN || !line.options.out)
+        check_printed(); // of others log.jsonl has what was printed
     world_close(world);
     return exit_code;
 }

@@ -233,13 +233,4 @@ dies "out of memory: $takes" limited $large --data none
 check "of a model larger than the memory" plan --model fox-pro-nano --set hidden_size=65536 --set intermediate_size=65536 \
     --seq-len 16 --batch-tokens 16
 said "; take a smaller model"
-
-# A full disk is told of, also where output is all there is
-full() { dies "cannot write everything to standard output" sh -c '"$@" >/dev/full' - "$@"; }
-full ./train_fox --model fox-pro-nano --dry-run
-for program in ./train_fox data/text_to_shards data/ids_to_shards; do
-    full $program --help
-    full $program --version
-done
-check "a pipe that is read in part" bash -o pipefail -c './train_fox --help | head -n 1'
 report
