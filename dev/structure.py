@@ -480,6 +480,9 @@ def print_largest(title, rows, whole):
 
 
 def main(arguments):
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return 0
     whole = "--all" in arguments
     roots = [a for a in arguments if a != "--all"]
     if len(roots) > 1 or any(r.startswith("-") for r in roots):

@@ -540,7 +540,7 @@ def draw_eval(path, groups):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="compares training runs; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl")
     parser.add_argument("--eval", nargs="+", default=[], metavar="FILE.json", help="results of --eval")
     parser.add_argument("--maps", nargs="+", default=[], metavar="FILE.safetensors", help="files of --maps")

@@ -136,7 +136,7 @@ class Follower:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="sends the logs of runs to TensorBoard or W&B as they grow")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl, or that will have it")
     parser.add_argument("--wandb", metavar="PROJECT", help="to this project of Weights & Biases")
     parser.add_argument("--once", action="store_true", help="end where the logs end now")

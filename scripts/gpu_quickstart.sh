@@ -9,6 +9,7 @@
 #
 # Then measures the held-out loss by position in documents of 32768 tokens, twice the training context.
 # MODEL=transformer-pro-125m trains the baseline on the same batches.
+. "$(dirname "$0")/help.sh"
 set -eu
 model=${MODEL:-fox-pro-125m}
 out=out/linux-$model
@@ -23,6 +24,7 @@ done
 
 scripts/check.sh need gpu
 make train_foxcu data/text_to_shards
+check_options ./train_foxcu "$@"
 [ -f ${data}_train_000000.bin ] || data/source_corpus.sh $data
 
 ./train_foxcu --model "$model" --data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --shuffle \

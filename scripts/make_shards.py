@@ -493,7 +493,8 @@ def count(text):
 
 
 def parse_arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.error = lambda message: sys.exit(f"error: {message}")
     add = p.add_argument
     add("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")

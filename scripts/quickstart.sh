@@ -6,38 +6,57 @@
 #   compute  8.5 MFLOP per token, 18 TFLOP in total: 3 minutes at 105 GFLOP/s (2 cores with AVX-512, 12,300 tokens/s)
 #   memory   150 MiB
 #
-# Keeps the previous run: its folder is renamed to out/quickstart_1, _2 and so on. Trains half of the steps,
-# then resumes from the checkpoint as after a crash, prints the held-out loss by position in the context, and
-# generates a sample. By default forget gates start half open and take long to learn to stay open. This run
-# uses the long initialization (f = 1 - 1/T_i, T_i from 2 to 512 tokens), which gains 0.6 bits per byte in such
-# a short run.
+# Trains half of the steps, then resumes from the checkpoint as after a crash, prints the held-out loss by position in the
+# context, and generates a sample. Ctrl-C saves a checkpoint, and the same command goes on. Keeps a run that is done: its
+# folder is renamed to out/quickstart_1, _2 and so on. By default forget gates start half open and take long to learn to
+# stay open. This run uses the long initialization (f = 1 - 1/T_i, T_i from 2 to 512 tokens), which gains 0.6 bits per byte
+# in such a short run.
+. "$(dirname "$0")/help.sh"
 set -eu
+[ $# -eq 0 ] || { echo "error: $1: this script takes no options; --help says what it does" >&2; exit 1; }
 out=out/quickstart
 
+echo "quick start: trains fox-pro-nano, a small model, on the C headers of this machine, byte by byte. Its loss depends on which"
+echo "headers are installed: compare it with that of other runs on this machine."
+# With a trap this shell outlives a SIGINT, which the terminal sends to it, too, and waits for the trainer to save.
+trap 'interrupted=1' INT
+trap '[ -z "${interrupted:-}" ] || echo "interrupted; to go on: make quickstart"' EXIT
 [ -f data/corpus_train_000000.bin ] || data/corpus.sh data/corpus
-if [ -e "$out" ]; then
+if [ -e "$out/step_00001024" ]; then
     n=1
     while [ -e "${out}_$n" ]; do n=$((n + 1)); done
     mv "$out" "${out}_$n"
     echo "the previous run is now in ${out}_$n"
+elif [ -e "$out" ]; then
+    echo "going on with the run in $out, which is not done"
 fi
-run() {
-    ./train_fox --out "$out" --resume --val-every 256 --val-tokens 128Ki --log-every 32 "$@" || {
+train() {
+    ./train_fox --out "$out" --resume --val-every 256 --val-tokens 128Ki --log-every 32 --model fox-pro-nano \
+        --set fgate_bias_init=true --set decay_time_max=512 --shuffle \
+        --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' "$@" || {
         code=$?
-        [ $code -ne 75 ] || echo "interrupted; to go on: ./train_fox --out $out --resume"
+        [ $code -ne 75 ] || interrupted=1
         exit $code
     }
 }
-train() {
-    run --model fox-pro-nano --set fgate_bias_init=true --set decay_time_max=512 --shuffle \
-        --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' "$@"
-}
-train --max-steps 512
-echo
-echo "resuming from the checkpoint with the same command:"
+if [ ! -e "$out/step_00000512" ]; then
+    train --max-steps 512
+    echo
+    echo "stopped half way, to show that a run goes on as if it had not been; the same command resumes from the checkpoint:"
+fi
 train
+trap - INT EXIT
 
 echo "a sample of the trained model, from $out/step_00001024:"
 echo
 ./train_fox --init "$out/step_00001024" --prompt '/*
  * Returns the number of' --generate 400 --temperature 0.7
+cat <<END
+
+To try next: another prompt; the loss at four times the length trained on; a Transformer on the same data, and both side by side
+
+    ./train_fox --init $out --prompt 'static inline ' --generate 200
+    ./train_fox --init $out --eval loss.json --val-data 'data/corpus_val_*.bin' --seq-len 2048 --val-tokens 128Ki
+    ./train_fox --model transformer-pro-nano --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' \\
+        --val-tokens 128Ki --out out/transformer && scripts/compare.py $out out/transformer
+END

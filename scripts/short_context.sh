@@ -23,6 +23,7 @@
 # MODEL=transformer-llama-360m, or another preset, trains that model on the same batches. NAME names the shards,
 # data/NAME_train_*.bin, where there are several texts. TRAINER=./train_fox trains on the CPU. Arguments are options of the
 # trainer, and win. The same command goes on after an interruption.
+. "$(dirname "$0")/help.sh"
 set -eu
 T=${T:-2048}
 die() {
@@ -36,6 +37,7 @@ if [ -z "${TEXT:-}" ]; then
     trainer=${TRAINER:-./train_fox} model=${MODEL:-fox-pro-nano}
     sizes="--batch-tokens 8Ki --max-tokens 1Mi --val-every 32 --val-tokens 64Ki --log-every 8"
     make train_fox data/text_to_shards
+    check_options ./train_fox "$@"
     [ -f "${data}_train_000000.bin" ] || data/corpus.sh "$data"
 else
     trainer=${TRAINER:-./train_foxcu} model=${MODEL:-fox-pro-360m}

@@ -28,6 +28,7 @@
 # others, and then waits for it. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code
 # 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code
 # is 1.
+. "$(dirname "$0")/help.sh"
 set -u
 die() {
     echo "error: $1" >&2
@@ -78,6 +79,7 @@ if [ -z "${TRAINER:-}" ]; then
     TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
 fi
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
+check_options "$TRAINER" "$@"
 [ -n "${GPUS:-}" ] || GPUS=cpu
 
 # add_run POINT LR SEED [search]

@@ -85,7 +85,7 @@ def run(command, texts, tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="decoding with and without forgetting; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default="./train_foxcu")
     parser.add_argument("--init", required=True, metavar="DIR")
     parser.add_argument("--data", required=True, metavar="GLOB")

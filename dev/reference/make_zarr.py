@@ -91,5 +91,7 @@ if __name__ == "__main__":
         make(sys.argv[2])
     elif len(sys.argv) == 7 and sys.argv[1] == "check":
         check(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6])
+    elif {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__.strip())
     else:
         sys.exit(__doc__)

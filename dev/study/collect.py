@@ -221,6 +221,9 @@ def text_of(result):
 
 
 def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__.strip())
+        return
     if len(sys.argv) != 4:
         raise Error("usage: collect.py FOLDER CORPUS OUT.json")
     result = collect(Path(sys.argv[1]), sys.argv[2])

@@ -54,6 +54,9 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError as e:
+    if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__.strip())
+        sys.exit()
     sys.exit(f"error: Python package {e.name} is missing: pip install -c scripts/requirements.txt lm_eval")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")

@@ -153,7 +153,7 @@ def finite(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="draws the file of --maps; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", metavar="FILE.safetensors")
     parser.add_argument("--out", metavar="FILE.svg", help="F and attention of some heads")
     parser.add_argument("--head", action="append", metavar="LAYER.HEAD", help="a head to draw; several times")

@@ -106,7 +106,7 @@ def draw(path, groups, train_lengths, window=WINDOW):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="draws the loss by position of one or several --eval files")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="[NAME=]FILE", help="several of one NAME are seeds")
     parser.add_argument("--out", default="positions.svg", metavar="FILE")
     parser.add_argument("--window", type=int, default=WINDOW, metavar="N", help="positions averaged (101)")

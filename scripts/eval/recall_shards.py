@@ -25,7 +25,8 @@ def span(text):
 
 
 def parse_arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add("task", choices=["mqar", "overwritten"])
     add("--seq-len", type=count, required=True, metavar="T", help="tokens of a sample, even")
@@ -53,8 +54,8 @@ def sampler(o):
 
 
 def main():
-    np = package("numpy")
     o = parse_arguments()
+    np = package("numpy")
     sample = sampler(o)
     sample(np.random.default_rng(0), 1)  # that the samples fit
     o.tokenizer, o.vocab_size, o.end_of_text, o.doc_len, o.shard_tokens = None, o.vocab, 0, o.seq_len, 256 << 20

@@ -145,7 +145,7 @@ def convert(folder, out, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Writes a transformer-llama checkpoint as LlamaForCausalLM.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path, help="a checkpoint")
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--length", metavar="T", type=int, help="of its sequences [that in trainer.json]")

@@ -22,6 +22,7 @@
 # 3.5, the others 4, which makes up for its parameters: so the paper's repository has it in the models that it
 # configures, which are none of the ablations. Gates that do not depend on the data, learned (bias) or not (fixed),
 # start long: T_min 2, T_max in the name.
+. "$(dirname "$0")/../help.sh"
 table='
 transformer-llama-no-rope 29.30 transformer-llama,use_rope=false
 transformer-llama          7.49 transformer-llama
@@ -74,6 +75,7 @@ case " $* " in
     data=data/longcrawl64
     vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
     make train_foxcu data/longcrawl64
+    check_options ./train_foxcu "$@"
     data/longcrawl64 --split train --tokens $tokens --vocab $vocab --out $data ${SOURCE:+--source "$SOURCE"}
     data/longcrawl64 --split heldout --tokens 32Mi --vocab $vocab --out $data ${SOURCE:+--source "$SOURCE"}
     options=(--data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --val-every 2000 --val-tokens 8Mi

@@ -20,6 +20,7 @@
 # preset, DOC_LEN another length. The shards are made once, data/NAME_train_*.bin (NAME=million). Arguments are options of
 # the trainer, and win. The same command goes on after an interruption, on another number of GPUs too; `kill -USR1` to this
 # process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves attention to the GPUs.
+. "$(dirname "$0")/../help.sh"
 set -eu
 die() {
     echo "error: $1" >&2
@@ -32,6 +33,7 @@ encode="data/text_to_shards --tokenizer gpt2 --vocab $vocab --document folder --
 [ -n "${TREES:-}" ] || [ -f "${data}_train_000000.bin" ] ||
     die "TREES: folders of source trees to make documents of; see the top of this script"
 make data/text_to_shards train_foxcu USE_MPI=1 USE_NCCL=1
+check_options ./train_foxcu "$@"
 if [ ! -f "${data}_train_000000.bin" ]; then
     if [ -n "${VAL_TREES:-}" ]; then # first: where it fails the next run makes both
         $encode --out "${data}_held" $VAL_TREES

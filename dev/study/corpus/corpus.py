@@ -321,6 +321,9 @@ def shards(packages, folder, prefix):
 
 
 def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__.strip())
+        return
     info = sys.hash_info
     if (info.width, info.algorithm, info.cutoff) != (64, "siphash13", 0):
         raise Error("another hash() than that of 64-bit Python 3.11 and later, which the corpus was made with")

@@ -10,9 +10,10 @@ mkdir -p "$scratch/bin" "$scratch/data"
 trainer=${TRAIN_FOX:-./train_fox}
 [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
 
-# program PATH [COMMAND]: writes its arguments to PATH.log, a line a call, but for --dry-run, which runs the command
+# program PATH [COMMAND]: writes its arguments to PATH.log, a line a call, but for --dry-run and --help, which run the
+# command
 program() {
-    printf '#!/bin/sh\ncase "$*" in *--dry-run*) %s ;; esac\necho "$*" >>"%s.log"\n' "${2:+exec $2 \"\$@\"}" "$scratch/$1" >"$scratch/$1"
+    printf '#!/bin/sh\ncase "$*" in *--dry-run* | *--help) %s ;; esac\necho "$*" >>"%s.log"\n' "${2:+exec $2 \"\$@\"}" "$scratch/$1" >"$scratch/$1"
     chmod +x "$scratch/$1"
 }
 for name in bin/make bin/mpirun bin/srun bin/nvidia-smi; do program $name; done

@@ -57,6 +57,7 @@ dev/study/paper_code.py in dev/test/study/report.py
 
 scripts/check.sh             in dev/test/scripts/test_check.sh
 scripts/setup.sh             in dev/test/scripts/test_check.sh
+scripts/help.sh              here
 scripts/quickstart.sh        here
 scripts/gpu_quickstart.sh    here
 scripts/longcrawl64.sh       in dev/test/scripts/test_recipes.sh
@@ -132,10 +133,11 @@ fake() {
 place() {
     place=$scratch/$1
     mkdir -p $place/scripts $place/data
-    cp scripts/$1.sh $place/scripts
+    cp scripts/$1.sh scripts/help.sh $place/scripts
     fake $place/scripts/check.sh :
     fake $place/bin/make :
-    fake $place/trainer 'echo "$*" >>calls
+    fake $place/trainer 'case $* in *--help) exit ;; esac
+echo "$*" >>calls
 while [ $# -gt 1 ]; do
     [ "$1" != --out ] || mkdir -p "$2/step_00001024"
     shift
@@ -167,13 +169,95 @@ quickstart() {
     equals "2 0 1" "$(cd $place/out && xargs <<<"$(cat quickstart/number quickstart_1/number quickstart_2/number)")"
     rm $place/calls
     check "make quickstart" env -C $place scripts/quickstart.sh
+    # its last words are commands that there are
+    sed -n '/^    /{ :a; /\\$/ { N; s/\\\n//; ta; }; s/ && / --help \&\& /; s/$/ --help/; p; }' $scratch/stdout >$scratch/next
+    equals "3 ./train_fox" "$(wc -l <$scratch/next) $(awk '{ print $1 }' $scratch/next | sort -u)"
+    check "what to try next" sh -e $scratch/next
     options 3
+
+    # Ctrl-C on a terminal, in make: the trainer saves, the script says how to go on, and the same command goes on
+    mv $place/train_fox $place/trainer
+    cat >$place/train_fox <<'END'
+#!/usr/bin/env python3
+import os, signal
+def save(*signal):
+    os.makedirs("out/quickstart/step_00000100")
+    os._exit(75)
+signal.signal(signal.SIGINT, save)
+print("step 100", flush=True)
+while True:
+    signal.pause()
+END
+    chmod +x $place/train_fox
+    printf 'quickstart:\n\t@scripts/quickstart.sh\n' >$place/Makefile
+    check "Ctrl-C" env -C $place python3 -c 'if True:
+        import os, pty, sys
+        child, terminal = pty.fork()
+        if child == 0:
+            os.execvp("make", ["make", "quickstart"])
+        shown = b""
+        while b"step 100" not in shown:
+            shown += os.read(terminal, 1000)
+        os.write(terminal, b"\x03")
+        try:
+            while more := os.read(terminal, 1000):
+                shown += more
+        except OSError: # the last process of the terminal has ended
+            pass
+        print(shown.decode(), "make ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))'
+    said "interrupted; to go on: make quickstart"
+    check "the trainer saved" test -d $place/out/quickstart/step_00000100
+    mv $place/trainer $place/train_fox
+    check "make quickstart again" make -C $place quickstart
+    said "going on with the run in out/quickstart, which is not done"
+    equals "quickstart quickstart_1 quickstart_2 quickstart_3 quickstart_4" "$(ls $place/out | xargs)"
+    check "is done" test -d $place/out/quickstart/step_00001024 -a -d $place/out/quickstart/step_00000100
 
     place gpu_quickstart
     mv $place/trainer $place/train_foxcu
     touch $place/data/linux_train_000000.bin
     check "gpu_quickstart.sh" env -C $place PATH="$root/$place/bin:$PATH" scripts/gpu_quickstart.sh --seed 3
     options 2
+}
+
+# -h and --help of every script, outside of the repository: print its opening comment, and nothing is made or called
+helps() {
+    mkdir -p $scratch/elsewhere
+    for program in make curl apt-get mpirun ssh; do fake $scratch/none/$program "exit 9"; done
+    PATH="$root/$scratch/none:$PATH" python3 - $scratch/elsewhere <<'END' >$scratch/stdout || fail "no help: $(cat $scratch/stdout)"
+import ast, os, pathlib, subprocess, sys
+bad = 0
+for folder in ".ci", "data", "dev", "scripts":
+    for script in sorted(pathlib.Path(folder).rglob("*")):
+        text = script.read_bytes()[:2] == b"#!" and script.read_text() if script.is_file() else ""
+        if not text or not os.access(script, os.X_OK) or "dev/test/" in str(script):
+            continue
+        if script.suffix == ".py":
+            comment = ast.get_docstring(ast.parse(text))
+        else:
+            lines = text.splitlines()[1:]
+            end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+            comment = "\n".join(line[1:].removeprefix(" ") for line in lines[:end])
+        for option in ["--help"] if "argparse" in text else ["-h", "--help"]:
+            r = subprocess.run([script.resolve(), option], cwd=sys.argv[1], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            shown = comment in r.stdout if script.suffix == ".py" else comment == r.stdout.strip()
+            if r.returncode or r.stderr or not shown or os.listdir(sys.argv[1]):
+                bad += 1
+                print(f"{script} {option}: exit code {r.returncode}: {r.stderr[-200:] or r.stdout[:200]}")
+sys.exit(bad > 0)
+END
+    equals "" "$(cat $scratch/stdout)"
+    # what no option is called is refused before anything is made or downloaded
+    dies "--hlep: this script takes no options" env -C $scratch/elsewhere "$root/scripts/quickstart.sh" --hlep
+    place short_context
+    ln -s "$root/train_fox" $place/train_fox
+    dies "--hlep: no such option" env -C $place PATH="$root/$place/bin:$PATH" scripts/short_context.sh --hlep
+    place gpu_quickstart
+    ln -sf "$root/train_fox" $place/train_foxcu
+    dies "--hlep: no such option" env -C $place PATH="$root/$place/bin:$PATH" scripts/gpu_quickstart.sh --hlep
+    dies "--hlep: no such option" env -C $place PATH="$root/$place/bin:$PATH" "$root/scripts/sweep/ablations.sh" --hlep
+    dies "--hlep: no such option" env -C $place PATH="$root/$place/bin:$PATH" TREES=. "$root/scripts/sweep/million.sh" --hlep
+    rm -r $scratch/{short_context,gpu_quickstart}
 }
 
 # bench_cpu.sh with a Python that measures what is written here; with PyTorch for once
@@ -205,6 +289,7 @@ while read -r name how; do
     [ ! "$name" ] || try $how </dev/null # mpirun would read the table
 done <<<"$table"
 check "all targets, dry" make -n NVCC=true $targets
+helps
 quickstart
 bench
 dies "Python package numpy is missing: pip install -c scripts/requirements.txt numpy torch safetensors" \

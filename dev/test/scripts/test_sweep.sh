@@ -10,6 +10,7 @@ mkdir -p $scratch
 export CALLS=$scratch/calls READY=$scratch/ready
 cat >$scratch/trainer <<'END'
 #!/usr/bin/env bash
+case $* in *--help) exit ;; esac
 echo "GPU ${CUDA_VISIBLE_DEVICES:-none}: $*" >>"$CALLS"
 out=$* out=${out#*--out } out=${out%% *}
 mkdir "$out/training" || exit 4 # one process a folder
@@ -45,7 +46,7 @@ equals "" "$(grep -v '^GPU [03]: ' $CALLS)"
 equals "--model b --seed 2 --keep 1 --out $scratch/two/b_lr-2e-3_seed-2 --resume --lr 2e-3 --max-tokens 1k" \
     "$(grep -o -e '--model b --seed 2 .*2e-3 .*' $CALLS)"
 # without a GPU, or where nvidia-smi fails, which it says on standard output, on the CPU
-mkdir -p $scratch/smi/scripts && cp scripts/sweep.sh $scratch/smi/scripts
+mkdir -p $scratch/smi/scripts && cp scripts/sweep.sh scripts/help.sh $scratch/smi/scripts
 printf '#!/bin/sh\necho No devices were found\nexit 6\n' >$scratch/smi/nvidia-smi && chmod +x $scratch/smi/nvidia-smi
 dies "./train_fox is not built" env -u GPUS -u CUDA_VISIBLE_DEVICES -C $scratch/smi PATH="$PWD/$scratch/smi:$PATH" scripts/sweep.sh
 # again: nothing to do; but another option or seed is
@@ -158,6 +159,7 @@ SETS=--lr=1 dies "--lr: LRS names" sweep refused
 MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
+TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
 
 # learning rates. A trainer whose held-out loss is that of the rate in $LOSSES, as is its training loss, or another one
 # that follows a slash; which diverges at a rate that is not there
@@ -165,6 +167,7 @@ export LOSSES=$scratch/losses MODELS=a
 rm $CALLS
 cat >$scratch/learner <<'END'
 #!/usr/bin/env bash
+case $* in *--help) exit ;; esac
 out=$* out=${out#*--out } out=${out%% *}
 lr=$* lr=${lr#*--lr } lr=${lr%% *}
 echo "$lr ${out##*/}" >>"$CALLS"
@@ -298,6 +301,7 @@ said "diverged: "
 unset MODELS LRS SEEDS
 cat >$scratch/plan <<'END'
 #!/usr/bin/env bash
+case $* in *--help) exit ;; esac
 options=()
 for word; do
     case $word in --resume) ;; *) options+=("$word") ;; esac
@@ -357,7 +361,7 @@ rm $READY
 # without --data it is LongCrawl64
 mkdir -p $scratch/bin $scratch/elsewhere/data
 for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
-    printf '#!/bin/sh\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
+    printf '#!/bin/sh\ncase $* in *--help) exit ;; esac\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
 done
 check "LongCrawl64" env -u TRAINER -C $scratch/elsewhere PATH="$PWD/$scratch/bin:$PATH" GPUS=0 ROWS=fox-pro SOURCE=/copy \
     "$PWD/scripts/sweep/ablations.sh" --recompute qkv

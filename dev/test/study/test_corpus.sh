@@ -29,7 +29,8 @@ dev/study/corpus/corpus.sh --unpack $scratch/damaged $scratch/copy/damaged >$scr
 said "error: $scratch/copy/damaged: damaged" stderr
 
 # a package with another checksum than packages.txt has
-mkdir -p $scratch/tree/dev/study/corpus $scratch/tree/data $scratch/c/get
+mkdir -p $scratch/tree/dev/study/corpus $scratch/tree/data $scratch/tree/scripts $scratch/c/get
+cp scripts/help.sh $scratch/tree/scripts
 cp dev/study/corpus/corpus.sh $scratch/a/packages.txt $scratch/tree/dev/study/corpus
 cp $scratch/a/get/* $scratch/c/get
 echo >>$scratch/c/get/one_1.0.orig.tar.gz
