@@ -38,19 +38,28 @@ static inline void run_check_cooldown(const Run* run) {
              (long long)(o->max_tokens - run->state.tokens));
 }
 
-// Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again.
+// Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again: at once, or after
+// it has fallen into a longer warm-up.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
-    char text[160];
-    if (tokens < step || tokens < o->warmup_tokens || tokens < before->warmup_tokens) return;
+    const bool warming = tokens < o->warmup_tokens;
+    char text[256];
+    if (tokens < step || (!warming && tokens < before->warmup_tokens)) return;
     const double last = schedule_lr(before, tokens - step, step) / before->lr;
     const double next = schedule_lr(o, tokens, o->batch_tokens) / o->lr;
-    if (next <= 1.05 * last) return;
-    snprintf(text, sizeof text,
-             "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell by "
-             "another schedule",
-             (long long)tokens, last, next);
+    if (warming ? next >= 0.95 * last : next <= 1.05 * last) return;
+    if (warming)
+        snprintf(text, sizeof text,
+                 "at %lld tokens the learning rate falls, from %.3g to %.3g of --lr, and rises again up to "
+                 "%lld: --warmup-tokens was %lld until here",
+                 (long long)tokens, last, next, (long long)o->warmup_tokens,
+                 (long long)before->warmup_tokens);
+    else
+        snprintf(text, sizeof text,
+                 "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell "
+                 "by another schedule",
+                 (long long)tokens, last, next);
     logger_warning(l, run->state.step, text);
 }
 

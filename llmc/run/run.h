@@ -491,7 +491,8 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
                                                                      : run->mode == RUN_REQUESTS ? "requests"
                                                                                                  : "maps");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
-        die("--data GLOB is missing: the shards to train on");
+        die("--data GLOB is missing: the shards to train on; data/README.md tells how to make them, and "
+            "`make quickstart` makes some");
     const bool samples = o->sample_every && (run->mode == RUN_TRAIN || run->mode == RUN_DRY);
     if (samples && o->prompt && strcmp(o->prompt, "-") == 0)
         die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");

@@ -23,8 +23,8 @@ static inline void schedule_check(const Options* o) {
     if (o->lr_schedule == SCHEDULE_CONSTANT && o->lr_end != 0)
         die("--lr-end: the learning rate of --lr-schedule constant does not fall");
     if (wsd && o->cooldown_tokens > o->max_tokens - o->warmup_tokens)
-        die("--cooldown-tokens %lld: more than the %lld tokens of --max-tokens behind the warm-up",
-            (long long)o->cooldown_tokens, (long long)(o->max_tokens - o->warmup_tokens));
+        die("--cooldown-tokens %lld and --warmup-tokens %lld: more than --max-tokens %lld; lower one of them",
+            (long long)o->cooldown_tokens, (long long)o->warmup_tokens, (long long)o->max_tokens);
 }
 
 // The share of the peak at token x, behind the warm-up.

@@ -65,7 +65,10 @@ static void test_refused(void) {
     o.lr_schedule = SCHEDULE_WSD;
     schedule_check(&o);
     o.cooldown_tokens = 601;
-    CHECK_DIES("--cooldown-tokens 601: more than the 600 tokens of --max-tokens behind the warm-up",
+    CHECK_DIES("--cooldown-tokens 601 and --warmup-tokens 200: more than --max-tokens 800; lower one of them",
+               schedule_check(&o));
+    o.warmup_tokens = 900; // alone, too
+    CHECK_DIES("--cooldown-tokens 601 and --warmup-tokens 900: more than --max-tokens 800",
                schedule_check(&o));
     o.lr_schedule = SCHEDULE_CONSTANT;
     o.cooldown_tokens = OPTION_UNSET;

@@ -56,4 +56,15 @@ for file in model.safetensors optimizer.safetensors config.json; do
     same "$(last "$scratch/named")/$file" "$(last "$scratch/today")/$file"
 done
 check "with its level" grep -q '"recompute": "none"' "$(last "$scratch/window")/trainer.json"
+# A longer warm-up on the way lets the learning rate fall and rise again; a shorter one, or the same, does not
+check "a run in its warm-up" train --out "$scratch/rise" --max-steps 1
+check "the same warm-up" resume "$scratch/rise" --max-steps 2
+equals "" "$(cat "$scratch/stderr")"
+check "a longer one" resume "$scratch/rise" --max-steps 3 --warmup-tokens 640
+said "at 128 tokens the learning rate falls, from 0.75 to 0.25 of --lr, and rises again up to 640: --warmup-tokens was 128" stderr
+equals 1 "$(grep -c '"event":"warning","step":2,"text":"at 128 tokens the learning rate falls' "$scratch/rise/log.jsonl")"
+check "a shorter one" resume "$scratch/rise" --max-steps 4 --warmup-tokens 320
+equals "" "$(cat "$scratch/stderr")"
+
+dies "--data GLOB is missing: the shards to train on; data/README.md tells how" "$trainer" $tiny
 report

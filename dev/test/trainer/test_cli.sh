@@ -186,7 +186,7 @@ train|train: not an option
 --lr-schedule step|--lr-schedule step: not one of cosine|linear|constant|wsd
 --lr-end 1.1|--lr-end 1.1: not a number from 0 to 1
 $tiny $batches --data @/text.bin --cooldown-tokens 64|--cooldown-tokens: only --lr-schedule wsd has a cool-down
-$tiny $batches --data @/text.bin --lr-schedule wsd --cooldown-tokens 1153|--cooldown-tokens 1153: more than the 1152 tokens of --max-tokens behind the warm-up
+$tiny $batches --data @/text.bin --lr-schedule wsd --cooldown-tokens 1153|--cooldown-tokens 1153 and --warmup-tokens 128: more than --max-tokens 1280; lower one of them
 $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: the learning rate of --lr-schedule constant does not fall
 --recompute cheap|--recompute cheap: not one of none|fused|qkv|block
 --recompute most|--recompute most: not one of none|fused|qkv|block
