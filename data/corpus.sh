@@ -6,7 +6,7 @@
 #
 # The corpus is up to 16 MB of files, sorted by depth below the include folders, then by name. One file in
 # twenty is in the validation split. Licence texts are not removed.
-. "$(dirname "$0")/../scripts/help.sh"
+. "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 
 fail() {

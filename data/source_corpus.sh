@@ -12,7 +12,7 @@
 #
 # Files of one folder are similar, so whole folders are held out, one in sixteen. The documents of a file are
 # adjacent in the shard: train with --shuffle. The text depends on the version of the package.
-. "$(dirname "$0")/../scripts/help.sh"
+. "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 export LC_ALL=C
 unset CDPATH # cd would print a folder

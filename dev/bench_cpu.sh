@@ -3,7 +3,7 @@
 # the same batch and number of threads. Prints PyTorch's version, tokens per second, peak memory and their ratios.
 #
 #     dev/bench_cpu.sh        environment: PYTHON (with torch), THREADS, BATCH, STEPS
-. "$(dirname "$0")/../scripts/help.sh"
+. "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=${STEPS:-10}
 

@@ -21,7 +21,7 @@
 # Again in double, which shows reordered sums that rounding to float can hide:
 #
 #     make -C ../before train_fox EXTRA_CFLAGS=-DREAL_IS_DOUBLE && make train_fox EXTRA_CFLAGS=-DREAL_IS_DOUBLE
-. "$(dirname "$0")/../scripts/help.sh"
+. "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 
 die() {

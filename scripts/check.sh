@@ -8,7 +8,7 @@
 #
 # build: `make quickstart`; test: `make test`; gpu: the GPU trainer on this machine's GPU. CC, NVCC, CUDA_HOME, NCCL_HOME and
 # PYTHON are those of the Makefile.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -u
 mode=${1:-all} wanted=${2:-}
 CC=${CC:-cc} PYTHON=${PYTHON:-python3}

@@ -9,7 +9,7 @@
 #
 # Then measures the held-out loss by position in documents of 32768 tokens, twice the training context.
 # MODEL=transformer-pro-125m trains the baseline on the same batches.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 model=${MODEL:-fox-pro-125m}
 out=out/linux-$model

@@ -38,7 +38,7 @@
 # Arguments are options of the trainer, and win; its first lines, log.jsonl and trainer.json say what of the recipe is
 # changed. DATA_ONLY=yes ends when the data is there. multi_node_mpirun.sh and slurm.sbatch call this script: LAUNCH is the
 # command that starts the ranks, and with PREPARED=yes program and data are there.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 model=${MODEL:-fox-pro-125m}
 ranks=${RANKS:-1}

@@ -29,7 +29,7 @@
 # The same command resumes the run, on other hosts or another number of GPUs too. `kill -USR1` to this process
 # saves and leaves with exit code 75. SIGTERM and Ctrl-C leave no time to save: mpirun kills the ranks after a
 # second.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 hosts=${HOSTS:?set HOSTS to the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8}
 

@@ -11,7 +11,7 @@
 # folder is renamed to out/quickstart_1, _2 and so on. By default forget gates start half open and take long to learn to
 # stay open. This run uses the long initialization (f = 1 - 1/T_i, T_i from 2 to 512 tokens), which gains 0.6 bits per byte
 # in such a short run.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 [ $# -eq 0 ] || { echo "error: $1: this script takes no options; --help says what it does" >&2; exit 1; }
 out=out/quickstart

@@ -3,7 +3,7 @@
 # without root and sudo, or with SETUP=no, prints a line for each missing thing and fails.
 #
 #     scripts/setup.sh build|test
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 
 want=${1:?usage: scripts/setup.sh build|test}

@@ -23,7 +23,7 @@
 # MODEL=transformer-llama-360m, or another preset, trains that model on the same batches. NAME names the shards,
 # data/NAME_train_*.bin, where there are several texts. TRAINER=./train_fox trains on the CPU. Arguments are options of the
 # trainer, and win. The same command goes on after an interruption.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -eu
 T=${T:-2048}
 die() {

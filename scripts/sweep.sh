@@ -28,7 +28,7 @@
 # others, and then waits for it. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code
 # 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code
 # is 1.
-. "$(dirname "$0")/help.sh"
+. "$(dirname "$0")/shell/help.sh"
 set -u
 die() {
     echo "error: $1" >&2

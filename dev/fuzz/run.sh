@@ -6,7 +6,7 @@
 # Inputs that reach new code join build/fuzz/corpus/TARGET, from which the next run continues. An input that crashes a
 # target stays in build/fuzz/crashes; `build/fuzz/TARGET FILE` runs it again under libFuzzer. Prints the inputs that
 # each target ran, its coverage (edges) and its crashes. Exit code 1 if there is a crash.
-. "$(dirname "$0")/../../scripts/help.sh"
+. "$(dirname "$0")/../../scripts/shell/help.sh"
 set -u
 minutes=${1:?usage: dev/fuzz/run.sh MINUTES}
 cores=$(nproc)

@@ -21,7 +21,7 @@
 # DIR may be a run: its newest checkpoint is measured. What is there already is not measured again, so the same command
 # goes on after an interruption; with another checkpoint, DATA, LONG or TOKENS than those of made.txt it is an error. A
 # part that fails does not keep the others from running; they are named at the end, and the exit code is 1.
-. "$(dirname "$0")/../help.sh"
+. "$(dirname "$0")/../shell/help.sh"
 set -u
 unset CDPATH # cd would print a folder
 die() {

@@ -22,7 +22,7 @@
 # 3.5, the others 4, which makes up for its parameters: so the paper's repository has it in the models that it
 # configures, which are none of the ablations. Gates that do not depend on the data, learned (bias) or not (fixed),
 # start long: T_min 2, T_max in the name.
-. "$(dirname "$0")/../help.sh"
+. "$(dirname "$0")/../shell/help.sh"
 table='
 transformer-llama-no-rope 29.30 transformer-llama,use_rope=false
 transformer-llama          7.49 transformer-llama

@@ -20,7 +20,7 @@
 # preset, DOC_LEN another length. The shards are made once, data/NAME_train_*.bin (NAME=million). Arguments are options of
 # the trainer, and win. The same command goes on after an interruption, on another number of GPUs too; `kill -USR1` to this
 # process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves attention to the GPUs.
-. "$(dirname "$0")/../help.sh"
+. "$(dirname "$0")/../shell/help.sh"
 set -eu
 die() {
     echo "error: $1" >&2

@@ -22,7 +22,7 @@
 #
 #     dev/study/corpus/corpus.sh --pack PREFIX PARTS      PARTS/part_000.xz ..., of at most PART=40M
 #     dev/study/corpus/corpus.sh --unpack PARTS PREFIX    from all of them
-. "$(dirname "$0")/../../../scripts/help.sh"
+. "$(dirname "$0")/../../../scripts/shell/help.sh"
 set -eu
 export LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)

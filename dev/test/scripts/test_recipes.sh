@@ -22,7 +22,7 @@ program train_foxcu "'$(realpath "$trainer")'"
 program data/longcrawl64 "'$root/data/longcrawl64'"
 export PATH=$scratch/bin:$PATH
 mkdir "$scratch/scripts"
-cp scripts/*.sh scripts/slurm.sbatch "$scratch/scripts"
+cp -r scripts/*.sh scripts/slurm.sbatch scripts/shell "$scratch/scripts"
 program scripts/check.sh
 
 # clean: no program was called

@@ -19,7 +19,7 @@ echo "3.9 characters a token; for the trainer: --set vocab_size=32000 --set bos_
 program train_foxcu 'echo "$*" >>trainer.log'
 ln -s "$trainer" "$scratch/train_fox"
 ln -s "$root/data/text_to_shards" "$root/data/corpus.sh" "$root/data/corpus_tokenizer.json" "$scratch/data/"
-cp scripts/short_context.sh scripts/help.sh "$scratch/scripts"
+cp -r scripts/short_context.sh scripts/shell "$scratch/scripts"
 short() { env -C "$scratch" PATH="$scratch/bin:$PATH" "$@"; }
 
 # the trial run: trains, and resumes with the same command

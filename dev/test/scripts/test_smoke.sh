@@ -57,7 +57,7 @@ dev/study/paper_code.py in dev/test/study/report.py
 
 scripts/check.sh             in dev/test/scripts/test_check.sh
 scripts/setup.sh             in dev/test/scripts/test_check.sh
-scripts/help.sh              here
+scripts/shell/help.sh        here
 scripts/quickstart.sh        here
 scripts/gpu_quickstart.sh    here
 scripts/longcrawl64.sh       in dev/test/scripts/test_recipes.sh
@@ -133,7 +133,7 @@ fake() {
 place() {
     place=$scratch/$1
     mkdir -p $place/scripts $place/data
-    cp scripts/$1.sh scripts/help.sh $place/scripts
+    cp -r scripts/$1.sh scripts/shell $place/scripts
     fake $place/scripts/check.sh :
     fake $place/bin/make :
     fake $place/trainer 'case $* in *--help) exit ;; esac

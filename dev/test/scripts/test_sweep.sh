@@ -46,7 +46,7 @@ equals "" "$(grep -v '^GPU [03]: ' $CALLS)"
 equals "--model b --seed 2 --keep 1 --out $scratch/two/b_lr-2e-3_seed-2 --resume --lr 2e-3 --max-tokens 1k" \
     "$(grep -o -e '--model b --seed 2 .*2e-3 .*' $CALLS)"
 # without a GPU, or where nvidia-smi fails, which it says on standard output, on the CPU
-mkdir -p $scratch/smi/scripts && cp scripts/sweep.sh scripts/help.sh $scratch/smi/scripts
+mkdir -p $scratch/smi/scripts && cp -r scripts/sweep.sh scripts/shell $scratch/smi/scripts
 printf '#!/bin/sh\necho No devices were found\nexit 6\n' >$scratch/smi/nvidia-smi && chmod +x $scratch/smi/nvidia-smi
 dies "./train_fox is not built" env -u GPUS -u CUDA_VISIBLE_DEVICES -C $scratch/smi PATH="$PWD/$scratch/smi:$PATH" scripts/sweep.sh
 # again: nothing to do; but another option or seed is

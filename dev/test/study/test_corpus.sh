@@ -30,7 +30,7 @@ said "error: $scratch/copy/damaged: damaged" stderr
 
 # a package with another checksum than packages.txt has
 mkdir -p $scratch/tree/dev/study/corpus $scratch/tree/data $scratch/tree/scripts $scratch/c/get
-cp scripts/help.sh $scratch/tree/scripts
+cp -r scripts/shell $scratch/tree/scripts
 cp dev/study/corpus/corpus.sh $scratch/a/packages.txt $scratch/tree/dev/study/corpus
 cp $scratch/a/get/* $scratch/c/get
 echo >>$scratch/c/get/one_1.0.orig.tar.gz
