@@ -2,16 +2,22 @@
 What all scripts share: errors in one line, files, optional packages, the statistics of paired runs. Standard library
 only.
 """
+import contextlib
+import errno
 import importlib
+import itertools
 import json
 import math
 import os
+import stat
 import statistics
 import sys
+import time
 from collections import namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+READER_SECONDS = 5  # how long a pipe's reader may take to open it
 
 
 class Error(Exception):
@@ -113,17 +119,97 @@ def log_line(path, number, text):
     return line
 
 
-def write_file(path, text):
-    """Replaces a file, or leaves it as it was."""
-    new = f"{path}.tmp"
+def replaced_file(path):
+    """The regular file, behind all links, that write_file replaces. None: it writes straight to what is there, a pipe,
+    a terminal, a device, or whatever standard output or error goes to. An Error if it does neither."""
+    if not os.fspath(path):
+        raise Error("a file to write has an empty name")
     try:
-        with open(new, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(new, path)
+        found = os.stat(path)
+    except OSError:
+        if os.path.islink(path):
+            raise Error(f"{path}: is a link to a file that cannot be found: remove it, or make the file")
+        return os.fspath(path)
+    if standard_stream(found) or stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise Error(f"{path}: exists and is not a regular file")
+    if not os.access(path, os.W_OK):
+        raise Error(f"{path}: cannot write: {os.strerror(errno.EACCES)}")
+    return os.path.realpath(path)
+
+
+def standard_stream(found):
+    """The descriptor of standard output or error if it is this file; else None. /dev/stdout is one."""
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(found, os.fstat(fd)):
+                return fd
+
+
+def create_beside(file):
+    """(descriptor, name) of a new file in the same folder, with the permissions of the one that it replaces."""
+    for i in itertools.count():
+        new = os.path.join(os.path.dirname(file), f".result-{os.getpid()}-{i}.tmp")
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(fd, stat.S_IMODE(os.stat(file).st_mode))
+            return fd, new
+
+
+def open_straight(path):
+    """A descriptor of what write_file writes straight. A pipe's reader may take seconds to open it."""
+    fd = standard_stream(os.stat(path))
+    if fd:
+        sys.stdout.flush()
+        return os.dup(fd)
+    until = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            os.set_blocking(fd, True)
+            return fd
+        except OSError as e:
+            if e.errno != errno.ENXIO or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def check_writable(path):
+    """An Error unless write_file can write there, before time is spent on what it is to write."""
+    file = replaced_file(path)
+    if file is None:
+        return
+    try:
+        fd, new = create_beside(file)
     except OSError as e:
         raise Error(f"{path}: cannot write: {e.strerror}")
+    os.close(fd)
+    os.remove(new)
+
+
+def write_file(path, data):
+    """Writes text or bytes. Replaces a regular file, or one that a link leads to, as a whole, or leaves it as it was;
+    of several programs that write the same one, the last counts. Writes straight to a pipe or a device."""
+    data = data.encode() if isinstance(data, str) else data
+    file, new = replaced_file(path), None
+    try:
+        fd, new = create_beside(file) if file else (open_straight(path), None)
+        with open(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            if new:
+                os.fsync(fd)
+        if new:
+            os.replace(new, file)
+    except OSError as e:
+        why = "no program reads this pipe" if e.errno == errno.ENXIO else e.strerror
+        raise Error(f"{path}: cannot write: {why}")
+    finally:
+        if new:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(new)
 
 
 def named_files(arguments):

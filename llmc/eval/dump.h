@@ -11,6 +11,7 @@ Called by train.h. Errors end the program.
 #pragma once
 
 #include "positions.h"
+#include "result_file.h"
 
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
@@ -24,10 +25,8 @@ static inline void host_scale(const Trainer* trainer, void* numbers, int64_t n, 
 }
 
 // Computes and writes the file.
-static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
-    Error err;
+static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, const Run* run) {
     DataLoader data;
-    const char* path = run->options.dump;
     const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
     const int64_t BT = B * T, V = run->config.vocab_size, shape[3] = {B, T, V};
     const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
@@ -52,12 +51,12 @@ static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
         const char* grad = (const char*)grads + p->offset * element_bytes;
         if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
     }
-    if (!safetensors_write(path, tensors, count, &err)) die("%s", err.msg);
+    result_put_tensors(file, tensors, count);
 
     double loss = 0;
     for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", path, loss / (double)targets, (long long)B,
-           (long long)T);
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)targets,
+           (long long)B, (long long)T);
     free(tensors);
     free(losses);
     free(logits);

@@ -44,6 +44,7 @@ typedef struct {
     DataLoader data;
     int64_t present;   // sequences
     int64_t sequences; // of them to evaluate, on all ranks
+    ResultFile file;   // of rank 0
 } Evaluation;
 
 // ----------------------------------------------------------------------------
@@ -90,11 +91,9 @@ static inline void evaluation_put_row(JsonWriter* w, const char* key, const Posi
 }
 
 // Of p, with its documents. pruned: [layers] shares; layers 0: nothing is pruned.
-static inline void evaluation_write(const Run* run, const Positions* p, double seconds, double rate,
-                                    const double* pruned, int layers) {
+static inline void evaluation_write(ResultFile* file, const Run* run, const Positions* p, double seconds,
+                                    double rate, const double* pruned, int layers) {
     const int64_t T = p->seq_len;
-    Error err;
-    char temporary[PATH_LENGTH];
     int64_t trained;
     JsonWriter w = json_writer(1);
     json_begin_object(&w, NULL);
@@ -130,8 +129,7 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
         json_put_null(&w, "loss_error");
     documents_put(&w, p->documents);
     json_end(&w);
-    result_temporary(temporary, "eval", run->options.eval);
-    result_publish("eval", run->options.eval, json_writer_save(&w, temporary, &err), &err);
+    result_put_json(file, &w);
     json_writer_free(&w);
 }
 
@@ -177,7 +175,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     Error err;
     uint64_t fingerprint;
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
-    if (run->world->rank == 0) result_check("eval", run->options.eval);
+    if (run->world->rank == 0) result_open(&e->file, "eval", run->options.eval);
     run_open_data(run, &e->data, run->options.val_data, run_groups(run), false);
     run_reserve_files(&e->data, NULL);
     // documents are also measured in shorter sequences, multiples of 3,072
@@ -254,7 +252,7 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     if (documents.count > 0) evaluation_contexts(e, trainer, model, run, &documents);
     evaluation_print(&p, seconds, rate);
     documents_print(&documents);
-    if (run->world->rank == 0) evaluation_write(run, &p, seconds, rate, pruned, layers);
+    if (run->world->rank == 0) evaluation_write(&e->file, run, &p, seconds, rate, pruned, layers);
     free(pruned);
     positions_free(&p);
     documents_free(&documents);

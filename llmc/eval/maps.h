@@ -59,6 +59,7 @@ typedef struct {
     int64_t shown[2];                                    // l NH + h of the heads with a matrix,
     float* matrices[2];                                  // [Q, T]; NULL where they are too large
     Progress progress;
+    ResultFile file;
 } Maps;
 
 // One head of a layer: its queries and keys in the layer's tensors.
@@ -104,7 +105,7 @@ static inline Maps* maps_open(Run* run) {
     if (run->config.mixer != MIXER_ATTENTION) die("--maps: the model of --init has no attention");
     if (!o->prompt == !o->val_data)
         die("--maps: on which text? give --prompt TEXT, - for standard input, or --val-data GLOB");
-    result_check("maps", o->maps);
+    result_open(&m->file, "maps", o->maps);
     m->T = o->seq_len;
     if (o->prompt) {
         TokenBuffer ids = maps_prompt(run);
@@ -303,9 +304,7 @@ static inline int maps_put_head(SafeTensor* to, char names[3][64], const Maps* m
     return 3;
 }
 
-static inline void maps_write(const Maps* m, const Run* run) {
-    Error err;
-    char temporary[PATH_LENGTH];
+static inline void maps_write(Maps* m) {
     const int64_t heads = m->L * m->NH, of_heads[] = {m->L, m->NH}, of_matrix[] = {m->Q, m->T};
     const struct {
         const char* name;
@@ -328,8 +327,7 @@ static inline void maps_write(const Maps* m, const Run* run) {
                  (long long)(m->shown[i] % m->NH));
         tensors[count++] = safetensors_tensor(names[named++], SAFETENSORS_F32, 2, of_matrix, m->matrices[i]);
     }
-    result_temporary(temporary, "maps", run->options.maps);
-    result_publish("maps", run->options.maps, safetensors_write(temporary, tensors, count, &err), &err);
+    result_put_tensors(&m->file, tensors, count);
     free(tensors);
     free(names);
 }
@@ -380,7 +378,7 @@ static inline void maps_run(Maps* m, const Trainer* trainer, Model* model, const
         if (!isfinite(m->effective_window[i]))
             die("--init %s: the attention of layer %lld, head %lld is not finite: the weights are damaged",
                 run->options.init, (long long)(i / m->NH), (long long)(i % m->NH));
-    maps_write(m, run);
+    maps_write(m);
     printf("%s: %lld heads on %lld tokens; draw them with scripts/eval/maps.py\n", run->options.maps,
            (long long)(m->L * m->NH), (long long)m->T);
     maps_free(m);

@@ -525,12 +525,17 @@ static inline void json_put_double(JsonWriter* w, const char* key, double value)
     json_put_word(w, key, digits);
 }
 
-// Saves the complete text and a final line break to a file, through to the disk.
-static inline bool json_writer_save(const JsonWriter* w, const char* path, Error* err) {
+// Writes the complete text and a final line break. What closes the stream reports errors.
+static inline void json_writer_print(const JsonWriter* w, FILE* f) {
     assert(w->depth == 0 && w->length > 0);
+    fwrite(w->text, 1, w->length, f);
+    fputc('\n', f);
+}
+
+// The same to a file, through to the disk.
+static inline bool json_writer_save(const JsonWriter* w, const char* path, Error* err) {
     FILE* f = fopen(path, "wb");
     if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-    fwrite(w->text, 1, w->length, f); // flush_and_close reports errors
-    fputc('\n', f);
+    json_writer_print(w, f);
     return flush_and_close(f, path, err);
 }

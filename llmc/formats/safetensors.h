@@ -484,6 +484,14 @@ static inline char* safetensors_header(const char* path, SafeTensor* tensors, in
     return header;
 }
 
+// Writes a header and the data of its tensors. What closes the stream reports errors.
+static inline void safetensors_print(const char* header, size_t header_bytes, const SafeTensor* tensors,
+                                     int count, FILE* f) {
+    fwrite(header, 1, header_bytes, f);
+    for (int i = 0; i < count && !ferror(f); i++)
+        if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
+}
+
 // Writes a file of these tensors, in this order, through to the disk.
 //
 // Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
@@ -494,12 +502,8 @@ static inline bool safetensors_write(const char* path, SafeTensor* tensors, int 
     if (!header) return false;
     FILE* f = fopen(path, "wb");
     bool ok = f || fail(err, "%s: cannot create: %s", path, strerror(errno));
-    if (f) {
-        fwrite(header, 1, header_bytes, f); // flush_and_close reports errors
-        for (int i = 0; i < count && !ferror(f); i++)
-            if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
-        ok = flush_and_close(f, path, err);
-    }
+    if (f) safetensors_print(header, header_bytes, tensors, count, f);
+    if (f) ok = flush_and_close(f, path, err);
     free(header);
     return ok;
 }

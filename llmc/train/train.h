@@ -522,6 +522,8 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     }
     Evaluation* evaluation = run->mode == RUN_EVAL ? evaluation_open(run) : NULL;
     Maps* maps = run->mode == RUN_MAPS ? maps_open(run) : NULL;
+    ResultFile dumped;
+    if (run->mode == RUN_DUMP) result_open(&dumped, "dump", run->options.dump);
     ranks_compare_model(run);
     Model* model = trainer->open(run);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
@@ -533,7 +535,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     else if (run->mode == RUN_TRAIN)
         exit_code = train(trainer, model, run, &host, requests);
     else if (run->mode == RUN_DUMP)
-        dump(trainer, model, run);
+        dump(&dumped, trainer, model, run);
     else if (run->mode == RUN_GENERATE)
         generate(run, trainer, model);
     else if (run->mode == RUN_REQUESTS)

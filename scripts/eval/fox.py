@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import ROOT, Error, named_files, package, read_json, run, write_file  # noqa: E402,F401
+from common import ROOT, Error, check_writable, named_files, package, read_json, run, write_file  # noqa: E402,F401
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 

@@ -32,7 +32,7 @@ import json
 import math
 import re
 
-from fox import Error, package, run, write_file
+from fox import Error, check_writable, package, run, write_file
 
 GRID = 200  # cells of a side of F, at most
 DOTS = 80  # the same of attention: few enough that one place is seen
@@ -160,6 +160,8 @@ def main():
     parser.add_argument("--heads", metavar="FILE.svg", help="statistics of all heads")
     parser.add_argument("--json", metavar="FILE.json", help="the same as numbers, [layer][head]; an infinite one is null")
     options = parser.parse_args()
+    for path in filter(None, (options.out, options.heads, options.json)):
+        check_writable(path)
     tensors = read(options.file)
     found = {f"{layer}.{head}": (layer, head) for layer, head in mapped_heads(tensors)}
     for name in options.head or []:

@@ -7,9 +7,10 @@ Ticks are plain numbers. The legend is one column beside the panels.
 """
 import io
 import math
+import os
 import re
 
-from common import Error, package
+from common import Error, package, write_file
 
 matplotlib = package("matplotlib")
 matplotlib.use("Agg")
@@ -197,18 +198,14 @@ def shorten(svg):
 
 
 def save(figure, path, keys=None):
-    """Writes a figure in the format of the path's ending. One legend serves all panels. keys: what it
-    explains besides the curves, {one of KEYS: text}"""
+    """Writes a figure in the format of the path's ending, as SVG without one. One legend serves all panels. keys:
+    what it explains besides the curves, {one of KEYS: text}"""
     add_legend(figure, keys or {})
-    svg = str(path).endswith(".svg")
+    kind, data = os.path.splitext(path)[1][1:] or "svg", io.BytesIO()
+    svg = kind == "svg"
     try:
-        if svg:
-            text = io.StringIO()
-            figure.savefig(text, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
-            with open(path, "w", encoding="utf-8") as f:
-                f.write(shorten(text.getvalue()))
-        else:
-            figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as e:
-        raise Error(f"{path}: cannot write: {e.strerror if isinstance(e, OSError) else e}")
+        figure.savefig(data, format=kind, dpi=150, **({"metadata": {"Date": None, "Creator": None}} if svg else {}))
+    except ValueError as e:
+        raise Error(f"{path}: cannot write: {e}")
+    write_file(path, shorten(data.getvalue().decode()) if svg else data.getvalue())
     pyplot.close(figure)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fox import Error, Trainer, add_model_options, read_json, recorded_option, write_file
+from fox import Error, Trainer, add_model_options, check_writable, read_json, recorded_option, write_file
 
 CHUNK = 1 << 22  # tokens of requests in memory, about
 LONGEST = 1 << 16  # tokens that the trainer takes in a request without --seq-len
@@ -31,8 +31,11 @@ class Samples:
     def __init__(self, path, settings, names, member="samples"):
         self.path, self.settings, self.names, self.member = path, settings, names, member
         self.results, self.saved = {}, 0
+        check_writable(path)
         if not Path(path).exists():
             return
+        if not Path(path).is_file():
+            raise Error(f"{path}: is not a regular file: --out keeps every sample")
         found = read_json(path)
         for name, value in settings.items():
             if found.get(name) != value:
@@ -56,6 +59,8 @@ class Samples:
         missing = [key for key in wanted if key not in self.results]
         if not missing:
             return
+        if getattr(options, "picture", None):
+            check_writable(options.picture)
         model = {name: getattr(options, name) for name in MODEL} | {"ids": ids}
         if longest > max(LONGEST, options.seq_len or 0):
             model["seq_len"] = longest

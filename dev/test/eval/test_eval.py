@@ -14,6 +14,9 @@ import math
 import os
 import random
 import re
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -123,6 +126,58 @@ class TestTrainer(Case):
         self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
         with mock.patch("fox.ROOT", self.tmp), self.assertRaisesRegex(fox.Error, "; build it: make train_foxer"):
             list(fox.Trainer(self.tmp, self.tmp / "train_foxer").answers([{"type": "rolling", "text": "x"}]))
+
+
+class TestFiles(Case):
+    """write_file and check_writable of common.py."""
+
+    def test_replaces_a_file_alone(self):
+        file, own, link = (self.tmp / name for name in ("r.json", "r.json.tmp", "link.json"))
+        file.write_text("old")
+        file.chmod(0o640)
+        own.write_text("mine")
+        link.symlink_to("r.json")
+        for data in "é", b"\xff":
+            fox.check_writable(link)
+            fox.write_file(link, data)
+            self.assertEqual(file.read_bytes(), data if isinstance(data, bytes) else data.encode())
+        self.assertEqual((own.read_text(), os.readlink(link), file.stat().st_mode & 0o777), ("mine", "r.json", 0o640))
+        fox.write_file(self.tmp / "new", "x")
+        self.assertEqual(sorted(p.name for p in self.tmp.iterdir()), ["link.json", "new", "r.json", "r.json.tmp"])
+
+    def test_writes_straight(self):
+        fox.write_file("/dev/null", "x")
+        self.assertTrue(stat.S_ISCHR(os.stat("/dev/null").st_mode))
+        fifo = self.tmp / "fifo"
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        fox.write_file(fifo, "piped")
+        self.assertEqual(os.read(reader, 99), b"piped")
+        os.close(reader)
+        with mock.patch("common.READER_SECONDS", 0):
+            self.assertRaisesRegex(fox.Error, "fifo: cannot write: no program reads this pipe", fox.write_file, fifo, "x")
+        program = "import common; print('a'); common.write_file('/dev/stdout', 'b'); print('c')"
+        with open(self.tmp / "out", "w") as out:
+            subprocess.run([sys.executable, "-c", program], stdout=out, cwd=ROOT / "scripts", check=True)
+        self.assertEqual((self.tmp / "out").read_text(), "a\nbc\n")
+
+    def test_refuses(self):
+        (self.tmp / "link").symlink_to("nowhere")
+        for path, why in ((self.tmp, "exists and is not a regular file"), (self.tmp / "no/r", "cannot write: No such file"),
+                          (self.tmp / "link", "is a link to a file that cannot be found"), ("", "an empty name"),
+                          ("/dev/full", "cannot write: No space left")):
+            self.assertRaisesRegex(fox.Error, why, fox.write_file, path, "x")
+            if path != "/dev/full":
+                self.assertRaisesRegex(fox.Error, why, fox.check_writable, path)
+        self.assertEqual([p.name for p in self.tmp.iterdir()], ["link"])
+
+    def test_checked_before_it_is_computed(self):
+        (self.tmp / "text").write_text("word " * 100)
+        needle = ["needle.py", "--init", self.model(fail_after=0), "--trainer", FAKE, "--haystack", self.tmp / "text", "--kind",
+                  "easy", "--lengths", 200, "--depths", 50, "--samples", 1]
+        self.dies("no/o.json: cannot write", *needle, "--out", self.tmp / "no/o.json")
+        self.dies("is not a regular file: --out keeps every sample", *needle, "--out", "/dev/null")
+        self.dies("no/p.svg: cannot write", *needle, "--out", self.tmp / "o.json", "--picture", self.tmp / "no/p.svg")
 
 
 class TestNeedle(Case):

@@ -41,12 +41,17 @@ refused "no shard has the 1000001 tokens" --val-data "$shards/text.bin" --seq-le
 dies "--maps: with which model? give --init DIR" "$trainer" --model fox-pro-nano --maps "$scratch/prompt" --prompt x
 dies "--maps $scratch/none/m: cannot create: No such file" "$trainer" --init "$init" --maps "$scratch/none/m" --prompt x
 dies "--maps $scratch: exists and is not a regular file" "$trainer" --init "$init" --maps "$scratch" --prompt x
-dies "prompt.tmp: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - "$trainer" --init "$init" \
+dies "--maps $scratch/prompt: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - "$trainer" --init "$init" \
     --maps "$scratch/prompt" --prompt "$text"
 cp -r "$init" "$scratch/large"
 check "weights that overflow" python3 dev/test/cli_files.py fill "$scratch/large/model.safetensors" \
     model.layers.0.attn_norm.weight 3e38
 
+dump=("$trainer" --init "$init" --data "$shards/text.bin" --seq-len 16 --batch-tokens 16 --dump "$scratch/dump")
+check "--dump" "${dump[@]}"
+cp "$scratch/dump" "$scratch/whole"
+dies "--dump $scratch/dump: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - "${dump[@]}"
+same "$scratch/dump" "$scratch/whole"
 dies "the attention of layer 0, head 0 is not finite" "$trainer" --init "$scratch/large" --maps "$scratch/prompt" --prompt x
 same "$scratch/prompt" "$scratch/before"
 equals "" "$(find "$scratch" -name '*.tmp')"

@@ -153,7 +153,7 @@ long() {
     equals "65536 1 16" "$(positions numbers "$result" seq_len sequences trained_seq_len)"
     check "are less than a megabyte" test "$(wc -c <"$result")" -lt 1000000
     cp "$result" "$scratch/before.json"
-    dies "result.json.tmp: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - ./train_fox --init "$small" \
+    dies "--eval $result: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - ./train_fox --init "$small" \
         --eval "$result" --val-data "$shards/long.bin" --seq-len 4096
     same "$result" "$scratch/before.json"
     check "a folder without trainer.json" cp -r "$small" "$scratch/bare"
@@ -182,7 +182,6 @@ END
     dies "--eval: of which model? give --init DIR" ./train_fox $tiny --eval "$result" $on
     dies "--eval $scratch/none/e.json: cannot create: No such file" ./train_fox --init "$model" --eval "$scratch/none/e.json" $on
     dies "--eval $scratch: exists and is not a regular file" ./train_fox --init "$model" --eval "$scratch" $on
-    dies "--eval /dev/null: exists and is not a regular file" ./train_fox --init "$model" --eval /dev/null $on
     cp -r "$model" "$scratch/large"
     check "logits that overflow" files fill "$scratch/large/model.safetensors" lm_head.weight 3e38
     dies "--init $scratch/large: the loss of sequence 1 is not finite at position 1" ./train_fox --init "$scratch/large" \
@@ -193,9 +192,38 @@ END
     dies "large/trainer.json: bad JSON" ./train_fox --init "$scratch/large" --eval "$result" $on
     equals kept "$(cat "$result")"
     equals "" "$(find "$scratch" -name '*.tmp')"
-    ln -s elsewhere.json "$scratch/link.json" # which the result would replace
-    result=$scratch/link.json refused "link.json: exists and is not a regular file" --val-data "$shards/text.bin"
+    ln -s elsewhere.json "$scratch/link.json"
+    result=$scratch/link.json refused "link.json: is a link to a file that cannot be found" --val-data "$shards/text.bin"
     result= refused "--eval: its FILE is empty" --val-data "$shards/text.bin"
+}
+
+# What a result replaces, and what it is written to straight.
+written() {
+    local on="--val-data $shards/text.bin" file=$scratch/file.json link=$scratch/to_file.json fifo=$scratch/fifo i
+    local whole="positions numbers"
+    echo mine >"$file.tmp"
+    echo old >"$file"
+    chmod 640 "$file"
+    ln -s file.json "$link"
+    check "through a link" ./train_fox --init "$model" --eval "$link" $on
+    check "is whole" $whole "$file" loss_mean
+    equals "640 mine file.json" "$(stat -c %a "$file") $(cat "$file.tmp") $(readlink "$link")"
+    for i in 1 2 3; do ./train_fox --init "$model" --eval "$file" $on >"$scratch/at_once$i" 2>&1 & done
+    for i in 1 2 3; do wait -n || fail "several at once: $(tail -n 1 "$scratch"/at_once?)"; done
+    check "is whole" $whole "$file" loss_mean
+    rm "$file.tmp"
+    equals "" "$(find "$scratch" -name '*.tmp')"
+    mkfifo "$fifo"
+    cat "$fifo" >"$scratch/of_fifo.json" &
+    check "to a pipe" ./train_fox --init "$model" --eval "$fifo" $on
+    wait $!
+    check "is whole" $whole "$scratch/of_fifo.json" loss_mean
+    dies "--eval $fifo: no program reads this pipe: start its reader first" ./train_fox --init "$model" --eval "$fifo" $on
+    check "to standard output" ./train_fox --init "$model" --eval /dev/stdout $on
+    said '"loss_mean": '
+    said "standard error of the mean loss"
+    check "to nothing" ./train_fox --init "$model" --eval /dev/null $on
+    dies "--eval /dev/full: cannot write: No space left on device" ./train_fox --init "$model" --eval /dev/full $on
 }
 
 sequences
@@ -206,4 +234,5 @@ validation
 ranks
 long
 errors
+written
 report

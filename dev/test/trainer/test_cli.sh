@@ -240,7 +240,7 @@ $tiny $batches --resume --data @/text.bin|--resume: from where? give --out DIR
 $tiny --generate 3|--generate: with which model? give --init DIR
 --generate 3|which model?
 $tiny $batches --data @/text.bin --dump $scratch/none/file|none/file: cannot create: No such file or directory
-$tiny $batches --data @/text.bin --dump $scratch|$scratch: cannot create: Is a directory
+$tiny $batches --data @/text.bin --dump $scratch|--dump $scratch: exists and is not a regular file
 $tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No space left on device
 $tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a folder
 $tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
