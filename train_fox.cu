@@ -350,8 +350,8 @@ typedef struct Model {
     bool cudnn;         // attention by cuDNN's kernels
     bool deterministic; // the same bits in every run
     bool sequential;    // one kernel after another: one stream, no graph
-    void* scratch;      // of one kernel at a time
-    float* partial;     // of NUM_NORM_PARTIALS
+    Scratch scratch;
+    float* partial; // of NUM_NORM_PARTIALS
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
@@ -421,7 +421,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.mlp = &pass->tables[PASS_MLP];
     layer.heads = pass == &model->pass ? model->heads : NULL;              // in inference by cache_new
     layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
-    layer.scratch = model->scratch;
+    layer.scratch = model->scratch.memory;
     // ranks that share sequences add up their heads' gradients behind the kernels, on the main stream
     norm_partials(layer.partial, model->partial, layer.heads ? NULL : &model->weight_stream.side);
     layer.matmul = &model->matmul;
@@ -519,7 +519,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     order_open(model->heads, &model->config, &model->table, recompute != FORWARD_ONLY);
     if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);
-    model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
+    scratch_reserve(&model->scratch, model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
     if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
@@ -545,8 +545,8 @@ static void model_free(Model* model) {
         free(model->fp32_begin);
     }
     void* const buffers[] = {
-        model->params, model->weights, model->weights_fp32, model->grads,   model->m,
-        model->v,      model->stats,   model->scratch,      model->partial, model->chunk_squares};
+        model->params, model->weights, model->weights_fp32,   model->grads,   model->m,
+        model->v,      model->stats,   model->scratch.memory, model->partial, model->chunk_squares};
     pass_free(&model->pass, device_free);
     for (void* buffer : buffers) device_free(buffer);
     fp8_close(model->fp8);
@@ -794,8 +794,8 @@ static void model_backward(Model* model) {
         });
         for (int64_t l = end - 1; l >= begin; l--) model_reduce_bucket(model, 1 + l);
     }
-    embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs, model->scratch,
-                       norm.rows, norm.d, model->config.vocab_size, model->stream);
+    embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs,
+                       model->scratch.memory, norm.rows, norm.d, model->config.vocab_size, model->stream);
     weight_stream_join(&model->weight_stream);
     model_reduce_bucket(model, 0);
     if (model->reducing) exchange_finish_reduce(model->exchange, model->stream);
@@ -885,13 +885,16 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
     const SequenceGroup* g = &model->group;
-    if (data) model->T = model->pass.T = sequence_tokens(g, data->options.seq_len); // at most the T of open
-    int64_t BT = model->B * model->T * g->size;                                     // of whole sequences
+    const int64_t T = data ? sequence_tokens(g, data->options.seq_len) : model->T; // at most the T of open
+    if (T != model->T) // shorter contexts of --eval, for which cuDNN makes other plans
+        scratch_reserve(&model->scratch, model_scratch_bytes(model, model->B, T, model->recompute));
+    model->T = model->pass.T = T;
+    int64_t BT = model->B * T * g->size; // of whole sequences
     int32_t* inputs = (int32_t*)p->data[p->next];
     CUDA_CHECK(cudaEventSynchronize(p->done[p->next]));
     batch_read(inputs, inputs + BT, data, BT, model->config.vocab_size);
-    sequence_upload(model->acts.inputs, inputs, g, model->B, model->T, model->stream);
-    sequence_upload(model->acts.targets, inputs + BT, g, model->B, model->T, model->stream);
+    sequence_upload(model->acts.inputs, inputs, g, model->B, T, model->stream);
+    sequence_upload(model->acts.targets, inputs + BT, g, model->B, T, model->stream);
     if (model->acts.all_inputs)
         CUDA_CHECK(cudaMemcpyAsync(model->acts.all_inputs, inputs, (size_t)BT * sizeof(int32_t),
                                    cudaMemcpyHostToDevice, model->stream));

@@ -145,6 +145,19 @@ static inline void* device_bytes_if_any(size_t bytes) {
     return p;
 }
 
+// Memory of one kernel at a time; all zero: none yet.
+typedef struct {
+    void* memory;
+    size_t bytes;
+} Scratch;
+
+// Makes it at least so large. What was in it is lost, and kernels that have its address must not run again.
+static inline void scratch_reserve(Scratch* s, size_t bytes) {
+    if (s->memory && s->bytes >= bytes) return;
+    device_free(s->memory); // waits for the kernels that use it
+    *s = {device_bytes(bytes), bytes};
+}
+
 // Pinned memory of the host
 static inline void* device_host_alloc(size_t bytes) {
     void* memory;

@@ -45,13 +45,34 @@ static inline double host_number(const Trainer* trainer, const void* buffer, int
     return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
 }
 
+// Fills the contexts of documents of T targets, the longest last, and returns their number.
+static inline int documents_contexts(int64_t context[DOCUMENTS_CONTEXTS], int64_t T, bool masked) {
+    const int64_t longest = masked ? 0 : T - DOCUMENTS_LAST;
+    int n = 0;
+    for (int64_t C = DOCUMENTS_CONTEXT; C < longest; C *= 4) context[n++] = C;
+    if (longest > 0) context[n++] = longest;
+    return n;
+}
+
+// Fails where N ranks cannot share the sequences of a shorter context.
+static inline bool documents_check(int64_t T, bool masked, int64_t N, Error* err) {
+    int64_t context[DOCUMENTS_CONTEXTS];
+    const int n = documents_contexts(context, T, masked);
+    for (int k = 0; k < n - 1; k++)
+        if ((context[k] + DOCUMENTS_LAST) % N != 0)
+            return fail(err,
+                        "--sequence-ranks %lld: --eval of documents also measures sequences of %lld tokens, "
+                        "which it does not divide: take another number, or --seq-len %d or less",
+                        (long long)N, (long long)(context[k] + DOCUMENTS_LAST),
+                        DOCUMENTS_CONTEXT + DOCUMENTS_LAST);
+    return true;
+}
+
 // Of documents of T targets, before the pass over T; free with documents_free.
 static inline DocumentLosses documents_new(int64_t count, int64_t T, bool masked) {
     DocumentLosses d = {.count = count, .T = T, .octaves = octaves_of(T), .masked = masked};
-    const int64_t longest = masked ? 0 : T - DOCUMENTS_LAST; // context
     if (count > DOCUMENTS_MOST) d.count = DOCUMENTS_MOST;
-    for (int64_t C = DOCUMENTS_CONTEXT; C < longest; C *= 4) d.context[d.contexts++] = C;
-    if (longest > 0) d.context[d.contexts++] = longest;
+    d.contexts = documents_contexts(d.context, T, masked);
     d.pass = d.contexts - 1;
     d.loss = (double*)xcalloc((size_t)(d.count * documents_columns(&d)) + 1, sizeof *d.loss);
     return d;

@@ -178,10 +178,8 @@ static inline Evaluation* evaluation_open(const Run* run) {
     if (run->world->rank == 0) result_open(&e->file, "eval", run->options.eval);
     run_open_data(run, &e->data, run->options.val_data, run_groups(run), false);
     run_reserve_files(&e->data, NULL);
-    // documents are also measured in shorter sequences, multiples of 3,072
-    if (e->data.doc_len > 0 && 3 * DOCUMENTS_CONTEXT % run->group.size != 0)
-        die("--sequence-ranks %d: --eval of documents needs a divisor of %d", run->group.size,
-            3 * DOCUMENTS_CONTEXT);
+    if (e->data.doc_len > 0 && !documents_check(run->options.seq_len, e->data.masked, run->group.size, &err))
+        die("%s", err.msg);
     if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},
                                 {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};

@@ -50,8 +50,11 @@ static inline SequenceGroup sequence_group(int rank, int64_t sequence_ranks) {
     return group;
 }
 
-// The rank's tokens of a sequence of T.
-static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) { return T / g->size; }
+// The rank's tokens of a sequence of T, which sequence_check has seen.
+static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) {
+    assert(T % g->size == 0);
+    return T / g->size;
+}
 
 // Head i of those that rank `rank` of `ranks` has, without a table.
 SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }

@@ -1,7 +1,9 @@
 /*
 Tests of llmc/model/sequence.h: the tokens and heads of ranks that share sequences, heads by their work, columns of
-heads, what is refused; and of their shares of the data (llmc/run/shares.h).
+heads, what is refused; of their shares of the data (llmc/run/shares.h); and of the shorter contexts that they measure
+(llmc/eval/documents.h).
 */
+#include "../../../llmc/eval/documents.h"
 #include "../../../llmc/run/shares.h"
 #include "../check.h"
 
@@ -207,6 +209,25 @@ static void test_refused(void) {
     check_refused("--sequence-ranks 2: this model has no attention", "mamba2-125m", 2, 2, 1024);
 }
 
+// --eval of documents: whatever is not refused has contexts whose sequences N ranks share evenly.
+static void test_contexts(void) {
+    const int64_t lengths[] = {1, 2048, 3000, 3072, 3073, 6144, 7000, 65536, 1 << 20};
+    for (int i = 0; i < (int)(sizeof lengths / sizeof lengths[0]); i++)
+        for (int N = 1; N <= SEQUENCE_MAX_RANKS; N++)
+            for (int masked = 0; masked < 2; masked++) {
+                Error err = {""};
+                DocumentLosses d = documents_new(1, lengths[i], masked);
+                const SequenceGroup g = {0, N};
+                const bool ok = documents_check(lengths[i], masked, N, &err);
+                for (int k = 0; ok && k < d.contexts - 1; k++) // asserts
+                    CHECK(sequence_tokens(&g, d.context[k] + DOCUMENTS_LAST) > 0, "context %d", k);
+                const bool refused = d.contexts > 1 && 3072 % N != 0; // all others are multiples of it
+                CHECK(ok == !refused, "T %d, %d ranks: %s", (int)lengths[i], N, err.msg);
+                CHECK(ok || strstr(err.msg, "measures sequences of 3072 tokens"), "%s", err.msg);
+                documents_free(&d);
+            }
+}
+
 // Ranks of a group have the same sequences; groups have all of them, and each one once.
 static void test_data(void) {
     for (int N = 1; N <= 4; N++)
@@ -240,6 +261,7 @@ int main(void) {
     test_deal();
     test_columns();
     test_refused();
+    test_contexts();
     test_data();
     return test_report();
 }
