@@ -247,7 +247,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             const float* rstd = path.rstd + bt * a.NH;
             const int32_t* start = DOCS ? doc_start + bt : NULL;
             bf16* drow = dproj + bt * stride;
-            int at8 = (int)((bt * dproj8.stride + path.column) / 8); // in groups of eight elements
+            int64_t at8 = bt * dproj8.stride + path.column; // may exceed 32 bits
             int column = (int)path.column, gate = (int)path.shift;
             auto load = [&](bool valid, bool has_before) {
                 QkvToken token = {};
@@ -287,18 +287,18 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                 }
                 if (t < last) {
                     if (me.active) store16_once(drow + column + in_heads, pack8(x));
-                    if (me.active) quantized.store(8 * (int64_t)at8 + in_heads, pack8(x));
+                    if (me.active) quantized.store(at8 + in_heads, pack8(x));
                     if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
                     if (shift && me.active && me.channel == 0)
                         (drow + gate)[me.head] = __float2bfloat16(dalpha);
                 }
                 drow -= stride;
-                at8 -= (int)dproj8.stride / 8;
+                at8 -= dproj8.stride;
             }
             if (p + block == 0) { // zeros the padding columns; drow is the row before the segment
                 int padding = (int)(a.row_stride - a.columns);
                 for (int i = (int)threadIdx.x; i < (last - first) * padding; i += (int)blockDim.x)
-                    drow[(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
+                    drow[(int64_t)(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
             }
         }
         if (norm && me.active) store8(partial + ((int64_t)p * groups + group) * d + in_heads, dw);

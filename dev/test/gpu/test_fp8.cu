@@ -238,8 +238,19 @@ static void test_output_gate(const HeadShape& s, float scale) {
     dproj8.check("dgate8", columns(dproj.host(), S, 3 * d, d), 3 * d);
 }
 
-// documents: packed ones, with RoPE
-static void test_qkv(HeadShape s, float scale, bool documents) {
+// The first `columns` columns of each row are those of `dense`, where rows are `stride` bytes apart. Sparse memory of
+// as much as a large pass has.
+static void check_far_rows(const Written& dense, const Buffer<uint8_t>& far, int64_t stride) {
+    int64_t wrong = 0;
+    for (int64_t row = 0; row < dense.rows; row++)
+        wrong += far.host((size_t)(row * stride), (size_t)dense.columns) !=
+                 dense.bytes.host((size_t)(row * dense.stride), (size_t)dense.columns);
+    CHECK(wrong == 0, "%s, rows up to byte %lld: %lld of %lld are wrong", test_case,
+          (long long)(dense.rows * stride), (long long)wrong, (long long)dense.rows);
+}
+
+// documents: packed ones, with RoPE. far: also with rows of FP8 behind 2^34 bytes, where the GPU has the memory
+static void test_qkv(HeadShape s, float scale, bool documents, bool far = false) {
     const int64_t tokens = s.B * s.T, d = s.NH * s.dh, S = s.row_stride;
     snprintf(test_case, sizeof test_case, "qkv T %lld NH %lld dh %lld%s", (long long)s.T, (long long)s.NH,
              (long long)s.dh, documents ? ", documents" : "");
@@ -270,6 +281,18 @@ static void test_qkv(HeadShape s, float scale, bool documents) {
     check_same_bits("dproj", dproj, dproj_beside);
     check_same_bits("dweight", dweight, dweight_beside);
     dproj8.check("dproj8", columns(dproj.host(), S, 0, 3 * d));
+    if (!far) return;
+    const int64_t stride = ((int64_t)1 << 34) / (tokens - 1) / 16 * 16 + 16, all = tokens * stride;
+    size_t free_bytes, all_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (free_bytes < (size_t)all + (1 << 30)) {
+        SKIP("rows of FP8 behind 2^34 bytes: 17 GiB of GPU memory");
+        return;
+    }
+    Buffer<uint8_t> bytes((size_t)all);
+    const Fp8Tensor tensor = {bytes, stride, dproj8.scale, dproj8.lanes, false};
+    qkv_backward(paths, dproj_beside, proj, angles, {partial}, &s, tensor, 0);
+    check_far_rows(dproj8, bytes, stride);
 }
 
 // ----------------------------------------------------------------------------
@@ -521,6 +544,8 @@ int main(int argc, char** argv) {
             test_output_gate(s, 16);
             for (bool documents : {false, true}) test_qkv(s, 16, documents);
         }
+        for (bool documents : {false, true})
+            if (!quick) test_qkv(fused_shape(1, 33, 2, 64), 16, documents, true);
         if (!quick) test_output_gate(fused_shape(2, 700, 24, 64), 64);
         for (bool documents : {false, true})
             if (!quick) test_qkv(fused_shape(2, 700, 24, 64), 64, documents);
