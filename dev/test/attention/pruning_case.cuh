@@ -4,11 +4,12 @@ A case of the pruning bounds: random inputs, and the bounds of both passes on th
 #pragma once
 
 #include "../../../llmc/attention/pruning.cuh"
+#include "../../../llmc/model/documents.h"
 #include "../gpu/buffers.cuh"
 
 #define LOG_TOLERANCE (-10.0)
 
-// WALLS: packed documents as document_reset has them, some shorter than a block, and scores of up to thousands,
+// WALLS: packed documents as document_reset has them, some shorter than a block, and scores of up to 100,000s,
 // so that the rule alone skips next to nothing; from T = 1000 on also documents of several blocks.
 typedef enum { OPEN, DEAD, SPREAD, FAST, DOCUMENTS, WALLS } Gates;
 static const char* const gates_names[] = {"open", "dead", "spread", "fast", "documents", "walls"};
@@ -60,7 +61,7 @@ static vector<double> make_gates(Gates kind, const Shape& s) {
             if (kind == OPEN) logf = 0;
             if (kind == DEAD) logf = -1000;
             if (kind == DOCUMENTS) logf = t % 300 == 299 ? -1000 : -1e-4;
-            if (kind == WALLS) logf = walls[(size_t)(head / s.NH * s.T + t)] == t ? -1000 : -1e-4;
+            if (kind == WALLS) logf = walls[(size_t)(head / s.NH * s.T + t)] == t ? WALL_LOGF : -1e-4;
             cum_logf[at] = sum += logf;
         }
     }
@@ -81,7 +82,7 @@ struct Inputs {
           q_weight(draw_weights()), k_weight(draw_weights()), cum_logf(make_gates(gates, s)) {
         if (gates == WALLS) doc_start = make_walls(s);
         if (gates == WALLS)
-            for (bf16& x : norm == NO_NORM ? q : q_weight) x = rounded<bf16>(100 * value(x));
+            for (bf16& x : norm == NO_NORM ? q : q_weight) x = rounded<bf16>(1e4 * value(x));
         if (norm == NO_NORM) return;
         apply_norm(q, q_weight);
         apply_norm(k, k_weight);

@@ -62,13 +62,19 @@ static void test_constant_added(int64_t T, int64_t dh) {
           (long long)T, (long long)dh);
 }
 
-// Where a new document starts at token t, no gradient crosses it.
-static void test_document_reset(int64_t T, int64_t t, int64_t dh) {
+// Where a new document starts at token t, no gradient crosses it. by: of q and k. With 30 many scores of the document
+// before are above a row's own by more than 1,000.
+static void test_document_reset(int64_t T, int64_t t, int64_t dh, double by) {
     Shape s = {1, T, 2, dh};
     Inputs in(s, true);
     vector<double> cum_logf((size_t)s.tokens());
     for (int64_t i = 0; i < s.tokens(); i++)
-        cum_logf[(size_t)i] = -0.25 * (double)(i % T) - (i % T >= t ? 1000 : 0);
+        cum_logf[(size_t)i] = -0.25 * (double)(i % T) + (i % T >= t ? WALL_LOGF : 0);
+    for (Buffer<bf16>* x : {&in.q, &in.k}) {
+        vector<bf16> scaled = x->host();
+        for (bf16& y : scaled) y = rounded<bf16>(by * value(y));
+        *x = scaled;
+    }
     in.cum_logf = cum_logf;
     vector<bf16> dout = in.dout.host();
     for (int before = 0; before < 2; before++) { // the loss depends on one document only
@@ -248,17 +254,22 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
     vector<double> got_cum_logf = cum_logf.host(), dbias_sum((size_t)NH);
     vector<bf16> got_dz = dz.host();
     vector<float> got_dbias = dbias.host();
-    double cum_logf_error = 0, dz_error = 0, dz_size = 0, dbias_size = 0;
+    double cum_logf_error = 0, own_error = 0, dz_error = 0, dz_size = 0, dbias_size = 0;
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++) {
-            double sum = 0, dlogf = 0;
+            double sum = 0, own = 0, dlogf = 0; // own: of the document, without its wall
             size_t head = (size_t)((b * NH + h) * T);
             auto at = [&](int64_t t) { return (size_t)((b * T + t) * stride + h); };
             auto logit = [&](int64_t t) {
                 return (double)((with_z ? (float)z[at(t)] : 0.0f) + bias[(size_t)h]);
             };
             for (int64_t t = 0; t < T; t++) {
-                sum += wall(b, t) ? WALL_LOGF : fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
+                const double logf = fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
+                const int64_t start = every ? starts[(size_t)(b * T + t)] : 0;
+                sum += wall(b, t) ? WALL_LOGF : logf;
+                own = t == start ? 0 : own + logf;
+                const double passed = got_cum_logf[head + (size_t)t] - got_cum_logf[head + (size_t)start];
+                own_error = worse(own_error, fabs(passed - own) / (fabs(own) + 0.1));
                 double error = fabs(got_cum_logf[head + (size_t)t] - sum) / (fabs(sum) + 1e-6);
                 cum_logf_error = worse(cum_logf_error, error);
             }
@@ -274,6 +285,9 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
         }
     CHECK(cum_logf_error <= 1e-6, "forget gate, T %lld: cum_logf is off by %.3g", (long long)T,
           cum_logf_error);
+    // of floats that are summed in double, also behind thousands of walls
+    CHECK(own_error <= 1e-6, "forget gate, T %lld: cum_logf within documents is off by %.3g", (long long)T,
+          own_error);
     if (with_z && dz_size > 0)
         // one rounding to bf16: 2^-8 at most, 1.7e-3 in the mean over many
         CHECK(sqrt(dz_error / dz_size) <= (T < 32 ? 0x1p-8 : 3e-3), "forget gate, T %lld: dz is off by %.3g",
@@ -348,7 +362,8 @@ static void test_attention(int64_t longest) {
         check_case("scores far below 0, no gate", NO_GATE, 0, {1, T, 2, dh}, 1.5f);
         test_constant_added(T, dh);
         for (int64_t t : {1, 63, 64, 128, 200})
-            if (t < T) test_document_reset(T, t, dh);
+            for (double by : {1.0, 30.0})
+                if (t < T) test_document_reset(T, t, dh, by);
         for (int64_t window : {0, 100, 700})
             if (longest >= 700) test_pruning(std::min<int64_t>(longest, 3000), dh, window);
         test_windows(longest, dh);
