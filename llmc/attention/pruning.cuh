@@ -221,7 +221,9 @@ __device__ static inline double pruning_score_limit(const Pruning& p, const Head
 // ----------------------------------------------------------------------------
 // the bounds of one head, by one thread block
 
-// x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
+// x [n]: each element becomes the maximum of itself and all later ones, but for those that are NaN. So with gates that
+// are NaN from a token on the blocks behind may skip older ones: what a block attends to always, itself, still makes
+// its results NaN. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
     __shared__ double warp_results[WARPS];
