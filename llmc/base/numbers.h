@@ -9,8 +9,25 @@ suffix: k M G T for powers of 1000, Ki Mi Gi Ti for powers of 1024.
 #pragma once
 
 #include <float.h>
+#include <locale.h>
 #include <math.h>
 #include "common.h"
+
+// strtod with a decimal point, whatever locale a library of the process has set
+static inline double number_from_text(const char* text, char** end) {
+    const locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    const double value = strtod_l(text, end, plain);
+    freelocale(plain);
+    return value;
+}
+
+// Writes a number with so many significant digits, and with a decimal point likewise.
+static inline void number_to_text(char text[32], int digits, double value) {
+    const locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = uselocale(plain);
+    snprintf(text, 32, "%.*g", digits, value);
+    uselocale(before);
+    freelocale(plain);
+}
 
 // Parses the number at the start of text and returns the end of it, or NULL if there is none or it overflows
 // a double. Unlike strtod, accepts neither leading white space nor hexadecimal numbers, "inf" and "nan".
@@ -19,7 +36,7 @@ static inline const char* parse_number_prefix(const char* text, double* value) {
     if (!(*s >= '0' && *s <= '9') && !(*s == '.' && s[1] >= '0' && s[1] <= '9')) return NULL;
     if (*s == '0' && (s[1] == 'x' || s[1] == 'X')) return NULL;
     char* end;
-    *value = strtod(text, &end);
+    *value = number_from_text(text, &end);
     return isfinite(*value) ? end : NULL;
 }
 

@@ -18,6 +18,7 @@ are private.
 
 #include <math.h>
 #include "../base/common.h"
+#include "../base/numbers.h"
 #include "../base/text.h"
 
 enum {
@@ -151,7 +152,7 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
         plain = false, good = json_skip_digits_(p);
     }
     if (!good) return json_error_(p, "expected a digit");
-    node->number = strtod(p->text + start, NULL);
+    node->number = number_from_text(p->text + start, NULL);
     if (!isfinite(node->number)) {
         p->at = start;
         return json_error_(p, "number too large for a double");
@@ -519,8 +520,8 @@ static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
     char digits[32] = "null";
     for (int precision = 15; precision <= 17 && isfinite(value); precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, value);
-        if (strtod(digits, NULL) == value) break;
+        number_to_text(digits, precision, value);
+        if (number_from_text(digits, NULL) == value) break;
     }
     json_put_word(w, key, digits);
 }

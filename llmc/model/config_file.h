@@ -124,7 +124,7 @@ static inline bool config_set_from(Config* c, const char* path, const ConfigKey*
     const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
     if (node < 0) return true;
     if (json_double(j, node, &number))
-        snprintf(digits, sizeof digits, "%.17g", number), value = digits;
+        number_to_text(digits, 17, number), value = digits;
     else if (json_bool(j, node, &boolean))
         value = boolean ? "true" : "false";
     else if (json_is_null(j, node))

@@ -56,10 +56,11 @@ static inline void run_check_rise(const Run* run, Logger* l) {
                  (long long)tokens, last, next, (long long)o->warmup_tokens,
                  (long long)before->warmup_tokens);
     else
-        snprintf(text, sizeof text,
-                 "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell "
-                 "by another schedule",
-                 (long long)tokens, last, next);
+        snprintf(
+            text, sizeof text,
+            "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell "
+            "by another schedule",
+            (long long)tokens, last, next);
     logger_warning(l, run->state.step, text);
 }
 

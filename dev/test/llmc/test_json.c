@@ -486,7 +486,39 @@ static void test_damage(void) {
     CHECK(accepted > 0 && accepted < 20000, "%d of 20000 accepted: the test covers one case only", accepted);
 }
 
+// A library of the process may set a locale with a decimal comma. localedef makes one that has nothing else.
+static void test_decimal_comma(void) {
+    const char* make =
+        "cd build/test && printf 'LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \".\"\n"
+        "grouping 3\nEND LC_NUMERIC\n' >json_comma.source && localedef --no-archive -c --quiet "
+        "-i json_comma.source -f ANSI_X3.4-1968 ./json_comma >/dev/null 2>&1";
+    char comma[8], *name = NULL;
+    setenv("LOCPATH", "build/test", 1);
+    if (system(make) >= 0) name = setlocale(LC_ALL, "json_comma");
+    snprintf(comma, sizeof comma, "%.1f", 0.5);
+    if (!name || strcmp(comma, "0,5") != 0) {
+        SKIP("numbers in a locale with a decimal comma: localedef (package locales) makes none");
+        return;
+    }
+    Json j;
+    Error err;
+    JsonWriter w = json_writer(0);
+    double number = 0;
+    json_put_double(&w, NULL, -0.125);
+    CHECK(strcmp(w.text, "-0.125") == 0, "-0.125 became %s", w.text);
+    json_writer_free(&w);
+    CHECK(parse(&j, "[1234.5]", 8, &err), "%s", err.msg);
+    CHECK(json_double(&j, json_first(&j, 0), &number) && number == 1234.5, "1234.5 became %g", number);
+    json_free(&j);
+    CHECK(parse_number("2.5e-3", &number) && number == 0.0025, "2.5e-3 became %g", number);
+    CHECK(parse_count("2.5k", &number) && number == 2500, "2.5k became %g", number);
+    snprintf(comma, sizeof comma, "%.1f", 0.5);
+    CHECK(strcmp(comma, "0,5") == 0, "the library's locale has changed: %s", comma);
+    setlocale(LC_ALL, "C");
+}
+
 int main(void) {
+    test_decimal_comma();
     test_parsing();
     test_numbers();
     test_unicode();

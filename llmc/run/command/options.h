@@ -384,7 +384,7 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
         text = digits;
     } else if (row->type == CLI_REAL) {
         if (!json_double(j, node, &number)) return false;
-        snprintf(digits, sizeof digits, "%.17g", number);
+        number_to_text(digits, 17, number);
         text = digits;
     } else if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0)
         text = "qkv"; // was once called cheap
