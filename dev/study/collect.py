@@ -19,6 +19,8 @@ the shards. Members, where they were measured:
     pruned_by_layer                  of the last step
     half_lives                       {step: [layer: [head: tokens]]}
     pruned_shares                    {step: [layer: mean over its heads]}, of --maps
+    gates                            of the last of these steps: bias [layer: [head]], and mean and sd [layer: [head]] over
+                                     the tokens of w_f a, the part of log f / (1 - f) that depends on the data
     maps                             the other tables of --maps, of the last step; pruned_share_acp: by ACP's own rule
     eval, unpruned                   mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
                                      and of the last targets behind each context; unpruned: the means alone
@@ -152,19 +154,49 @@ def tested(path):
     return {"targets": e["targets"], "accuracy": rounded(e["accuracy"]), "loss": rounded(e["loss_mean"])}
 
 
-def read_maps(path):
-    """{name: [layer: [head]]} of the tables of a file of --maps."""
+def tensors_of(path):
+    """A function of a tensor's name in a safetensors file: its numbers, row by row, and its shape."""
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
-    header, tables = json.loads(data[8 : 8 + size]), {}
-    for name in ("half_life", "pruned_share", "effective_window"):
+    header = json.loads(data[8 : 8 + size])
+
+    def tensor(name):
         entry = header[name]
-        kind = {"F32": "f", "F64": "d"}[entry["dtype"]]
         begin, end = entry["data_offsets"]
-        layers, heads = entry["shape"]
-        flat = struct.unpack(f"<{layers * heads}{kind}", data[8 + size + begin : 8 + size + end])
+        kind = {"F32": "f", "F64": "d"}[entry["dtype"]]
+        return struct.unpack(f"<{math.prod(entry['shape'])}{kind}", data[8 + size + begin : 8 + size + end]), entry["shape"]
+    return tensor
+
+
+def read_maps(path):
+    """{name: [layer: [head]]} of the tables of a file of --maps."""
+    tensor, tables = tensors_of(path), {}
+    for name in ("half_life", "pruned_share", "effective_window"):
+        flat, (layers, heads) = tensor(name)
         tables[name] = [[significant(x) for x in flat[i * heads : (i + 1) * heads]] for i in range(layers)]
     return tables
+
+
+def gates_of(maps, checkpoint):
+    """The bias of each gate, and mean and sd of w_f a = log(f / (1 - f)) - bias over the text of --maps; None: the gates
+    do not depend on the data. maps, checkpoint: files of the same step."""
+    weights, tensor = tensors_of(checkpoint), tensors_of(maps)
+    layers, heads = tensor("half_life")[1]
+    gates = {"bias": [], "mean": [], "sd": []}
+    for layer in range(layers):
+        try:
+            bias, _ = weights(f"model.layers.{layer}.attn.fgate_proj.bias")
+        except KeyError:
+            return None
+        parts = []
+        for head in range(heads):
+            sums, _ = tensor(f"{layer}.{head}.cum_logf")
+            steps = [after - before for before, after in zip(sums, sums[1:])]
+            parts.append([x - math.log(-math.expm1(x)) - bias[head] for x in steps if x < 0])
+        gates["bias"].append([rounded(b) for b in bias])
+        gates["mean"].append([rounded(statistics.fmean(part)) if part else None for part in parts])
+        gates["sd"].append([rounded(statistics.pstdev(part)) if part else None for part in parts])
+    return gates
 
 
 def driver():
@@ -199,6 +231,10 @@ def collect(folder, corpus):
         "pruned_shares": {step: [rounded(statistics.fmean(heads), 3) for heads in m["pruned_share"]]
                           for step, m in maps.items()},
         "maps": maps and {name: maps[max(maps, key=int)][name] for name in ("pruned_share", "effective_window")}}
+    if maps:
+        step = max(maps, key=int)
+        name = f"step_{int(step):08}"
+        result["gates"] = gates_of(folder / f"maps_{name}.safetensors", folder / "run" / name / "model.safetensors")
     if maps and (folder / "acp.safetensors").exists():
         result["maps"]["pruned_share_acp"] = read_maps(folder / "acp.safetensors")["pruned_share"]
     if data:

@@ -2,6 +2,8 @@
 Tables and a picture of the tasks that small models learn from scratch: a row a run that has its result, and how many
 have not.
 """
+import math
+
 import plan
 
 NONE = "no run yet"
@@ -53,6 +55,39 @@ def rows_of_keys(task, lines, results, tests):
             rows += [(line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{mean['right']:.1f}",
                       f"{mean['stale']:.1f}", f"{100 - mean['right'] - mean['stale']:.1f}") for name, mean in means]
     return rows if len(rows) > 1 else [*rows, ("no run that learned it yet", *[""] * 6)]
+
+
+def start_of(line):
+    """The bias with which all gates of a line begin."""
+    words = [word for word in line.options if word.startswith("decay_time_min=")]
+    return -math.log(math.expm1(1 / float(words[-1].partition("=")[2]))) if words else 0
+
+
+def rows_of_gates(task, lines, results, data):
+    """Titles; of runs that differ in the seed alone: the step of the last of REACHED of each seed, the lowest and the highest
+    share of right answers on each data set, how far the bias of a gate has moved at most, and half of lr x steps, the sum
+    of the learning rates of a warm-up and a cosine to 0."""
+    names = [*plan.tests_of(task, data)]
+    rows = [("runs", "steps", "bias at first", "seeds", f"step of {REACHED[-1]:.0%}",
+             *(f"right, {name.removeprefix(f'{task}_').replace('_', ', ')}" for name in names), "bias moved, at most",
+             "sum of rates")]
+    span = lambda values, form: form(min(values)) if min(values) == max(values) else f"{form(min(values))} to {form(max(values))}"
+    mine = lines_of(task, lines)
+    for group in dict.fromkeys(line.name.rpartition("_")[0] for line in mine):
+        of_group = [line for line in mine if line.name.rpartition("_")[0] == group]
+        found, start = [results[line.name] for line in of_group if line.name in results], start_of(of_group[0])
+        if not found:
+            rows.append((group, "", f"{start:.2f}", NONE, *[""] * (len(rows[0]) - 4)))
+            continue
+        learned = [r for r in found if "diverged" not in r]
+        right = [[100 * r["tests"][name]["accuracy"] for r in learned if name in r["tests"]] for name in names]
+        moved = [abs(bias - start) for r in learned for layer in (r.get("gates") or {}).get("bias", []) for bias in layer]
+        steps = learned[0]["steps"] if learned else 0
+        rows.append((group, f"{steps:,}", f"{start:.2f}", len(found),
+                     ", ".join("diverged" if "diverged" in r else first_step(r["validations"], REACHED[-1]) for r in found),
+                     *(span(shares, "{:.1f}".format) if shares else "" for shares in right),
+                     f"{max(moved):.2f}" if moved else "", f"{learned[0]['lr'] * steps / 2:.2f}" if learned else ""))
+    return rows
 
 
 def best_runs(group, lines, results):

@@ -348,6 +348,12 @@ class Report:
     def table_mqar_fresh(self):
         return table(*from_scratch.rows_of_task("mqar-fresh", self.all_lines, self.with_diverged, self.data))
 
+    def table_gates_mqar(self):
+        return table(*from_scratch.rows_of_gates("gate-mqar", self.all_lines, self.with_diverged, self.data))
+
+    def table_gates_overwritten(self):
+        return table(*from_scratch.rows_of_gates("gate-over", self.all_lines, self.with_diverged, self.data))
+
     def table_overwritten(self):
         return table(*from_scratch.rows_of_task("over", self.all_lines, self.with_diverged, self.data))
 

@@ -299,7 +299,8 @@ class Job:
             return diverged[0].strip()
 
     def measure_task(self):
-        """The share of right answers in each data set that is named after the task, and keys.py's tests."""
+        """The share of right answers in each data set that is named after the task, keys.py's tests, and what the gates
+        forget at the end."""
         for name, options in plan.tests_of(self.task, self.study.data).items():
             self.optional(f"eval_{name}.json", self.options.trainer, "--init", self.run_folder, "--eval", "OUT",
                           "--val-data", f"{self.shards(name)}_train_*.bin", "--seq-len",
@@ -307,6 +308,10 @@ class Job:
         for name, options in plan.tests_of(self.task, self.study.tests).items():
             self.optional(f"tasks/{name}.json", sys.executable, ROOT / "scripts/eval/tasks/keys.py", *options, "--init",
                           self.run_folder, "--trainer", self.options.trainer, "--out", "OUT")
+        if plan.option(self.line, "--model").startswith("fox"):
+            _, last = checkpoints(self.run_folder, 1)[-1]
+            self.optional(f"maps_{last.name}.safetensors", self.options.trainer, "--init", last, "--maps", "OUT",
+                          "--val-data", f"{self.shards(self.task)}_val_*.bin")
 
     def measure(self):
         """Losses by position and document; of `all` also what the gates forget at each checkpoint, and the tasks."""

@@ -9,6 +9,9 @@ Writes samples of recall.py as data shards with a mask: only the values that are
 A document is a sample of --seq-len tokens. The output follows from the options alone. Needs numpy.
 """
 import argparse
+import collections
+import concurrent.futures
+import os
 
 from fox import Error, package, run
 from make_shards import Writer, count
@@ -53,19 +56,35 @@ def sampler(o):
     return lambda rng, n: getattr(recall, o.task)(rng, n, o.seq_len, *values, o.vocab)
 
 
+def batch(o, split, first, samples):
+    """The records of so many samples from `first` on, a multiple of BATCH."""
+    ids, counts = sampler(o)(package("numpy").random.default_rng([o.seed, split, first // BATCH]), samples)
+    return (ids.astype("<u4") | counts.astype("<u4") << 31).ravel()
+
+
+def batches(o):
+    """(split, records) in order, drawn by all cores, a few ahead of what is written."""
+    jobs = [(split, first, min(BATCH, tokens // o.seq_len - first)) for split, tokens in enumerate((o.tokens, o.val_tokens))
+            for first in range(0, tokens // o.seq_len, BATCH)]
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        ahead = collections.deque()
+        for job in jobs:
+            ahead.append((job[0], pool.submit(batch, o, *job)))
+            if len(ahead) > 2 * os.cpu_count():
+                split, drawn = ahead.popleft()
+                yield split, drawn.result()
+        for split, drawn in ahead:
+            yield split, drawn.result()
+
+
 def main():
     o = parse_arguments()
-    np = package("numpy")
-    sample = sampler(o)
-    sample(np.random.default_rng(0), 1)  # that the samples fit
+    sampler(o)(package("numpy").random.default_rng(0), 1)  # that the samples fit
     o.tokenizer, o.vocab_size, o.end_of_text, o.doc_len, o.shard_tokens = None, o.vocab, 0, o.seq_len, 256 << 20
     writer, complete = Writer(o, "--masked"), False
     try:
-        for split, tokens in enumerate((o.tokens, o.val_tokens)):
-            for first in range(0, tokens // o.seq_len, BATCH):
-                rng = np.random.default_rng([o.seed, split, first // BATCH])
-                ids, counts = sample(rng, min(BATCH, tokens // o.seq_len - first))
-                writer.write(2 | split, (ids.astype("<u4") | counts.astype("<u4") << 31).ravel())
+        for split, records in batches(o):
+            writer.write(2 | split, records)
         complete = True
     finally:
         writer.close(complete)

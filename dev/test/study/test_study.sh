@@ -42,10 +42,12 @@ for line in plan.read_lines("dev/study/runs.txt"):
     assert text.returncode == 0, (line.name, text.stderr)
     parameters = int(re.search(r"^parameters +(\d+)", text.stdout, re.M)[1])
     if task := plan.task_of(line):
-        size = "262144000 tokens: 8000 steps" if task.startswith("mqar") else "655360000 tokens: 10000 steps"
-        width = int(re.search(r"d(64|128|256)$", line.name + "_d128" * line.name.startswith(("lr_", "mqar-fresh"))
-                              + "_d256" * line.name.startswith("over"))[1])
-        least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if task.startswith("mqar") else 7.6e6}[width]
+        mqar = "mqar" in task
+        size = "655360000 tokens: 10000 steps" if not mqar else "1048576000 tokens: 32000 steps" if "plain" in line.name \
+            else "262144000 tokens: 8000 steps"
+        width = int(re.search(r"d(64|128|256)$", line.name + "_d128" * line.name.startswith(("lr_", "mqar-fresh", "gate-mqar"))
+                              + "_d256" * line.name.startswith(("over", "gate-over")))[1])
+        least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if mqar else 7.6e6}[width]
         assert size in text.stdout and least < parameters < 1.05 * least, (line.name, parameters)
         continue
     size = ("134217728 tokens: 2048 steps", "8388608 tokens of warm-up") if plan.corpus_of(line) == "short" else \
@@ -238,7 +240,7 @@ dies "lr_over-fox-pro_1e-3: there is no line \`data none\`" tasks --runs $scratc
 if $python -c 'import numpy' 2>/dev/null; then
     check "tasks" tasks '*fox-pro*'
     check "results of tasks" $python - $scratch <<'END'
-import json, sys
+import json, math, sys
 from pathlib import Path
 sys.path[:0] = ["dev/study", "scripts"]
 import from_scratch, plan
@@ -252,10 +254,29 @@ for r in results.values():
     assert list(r["tests"]) == ["over_T128"] and r["tests"]["over_T128"]["targets"] == 8 * 4, r["tests"]
     assert [(p["keys"], p["rewrites"]) for p in plan.unpacked(r["tasks"]["over_keys"])] == [(2, 0), (2, 1)]
     assert "margin" not in plan.unpacked(r["tasks"]["over_keys"])[0]  # nothing is stale
+    gates = r["gates"]
+    assert [[len(head) for head in gates[name]] for name in ("bias", "mean", "sd")] == [[2], [2], [2]], gates
+    for bias, mean, life in zip(gates["bias"][0], gates["mean"][0], r["half_lives"]["4"][0]):
+        assert abs(bias) < 0.1 and abs(mean) < 0.1  # after four steps a gate is near sigmoid(bias)
+        assert abs(life / (math.log(2) / math.log1p(math.exp(-bias - mean))) - 1) < 0.01, (bias, mean, life)
 lines, data, tests = plan.read_lines(runs), plan.read_sets(runs, "data"), plan.read_sets(runs, "test")
 rows = from_scratch.rows_of_task("over", lines, results, data)
 assert rows[0][-1] == "T128" and len(rows) == 4 and rows[3][:2] == ("1 runs", from_scratch.NONE), rows
 assert [row[0] for row in from_scratch.rows_of_keys("over", lines, results, tests)[1:]] == ["no run that learned it yet"]
+
+# runs that differ in the seed alone: accuracies as a range, the largest move of a bias from where it began
+options = ["--model", "fox-pro-nano", "--set", "decay_time_min=2", "--seed"]
+lines = [plan.Line(f"gate-over-T2_{seed}", 1, "task:over", [*options, seed]) for seed in "123"]
+made = {line.name: {"validations": [{"step": 5 * n, "accuracy": n / 2}], "tests": {"over_T128": {"accuracy": n / 8}}, "lr": 0.5,
+                    "steps": 8, "gates": {"bias": [[0.0, 1.0 - n]]}} for n, line in enumerate(lines, 1)}
+assert abs(from_scratch.start_of(lines[0]) + math.log(math.expm1(0.5))) < 1e-12
+_, row = from_scratch.rows_of_gates("over", lines, made, data)
+assert row == ("gate-over-T2", "8", "0.43", 3, "never, 10, 15", "12.5 to 37.5", "2.43", "2.00"), row
+made[lines[2].name] = {"diverged": "step 3: the loss is nan"}
+_, row = from_scratch.rows_of_gates("over", lines, made, data)
+assert row[3:6] == (3, "never, 10, diverged", "12.5 to 25.0") and row[6] == "1.43", row
+_, row = from_scratch.rows_of_gates("over", lines, {}, data)
+assert row[:4] == ("gate-over-T2", "", "0.43", from_scratch.NONE), row
 END
     equals "needle over over_T128" "$(cd $scratch/checkpoints/data && echo *.done | sed 's/\.done//g')"
     rm $scratch/out/*over*
