@@ -110,7 +110,8 @@ def run_fp8(program, folder, stream):
     (B, T), out = (stream.shape[0], stream.shape[1] - 1), folder / "fp8"
     subprocess.run([program, "--init", folder, "--data", folder / "tokens_*.bin", "--fp8", "--out", out, "--seq-len", str(T),
                     "--batch-tokens", str(B * T), "--micro-batch", str(B), "--max-tokens", str(2 * B * T), "--lr", "0",
-                    "--warmup-tokens", "0", "--beta1", "0", "--grad-clip", "0", "--val-every", "0", "--save-every", "0"],
+                    "--shuffle", "false", "--warmup-tokens", "0", "--beta1", "0", "--grad-clip", "0", "--val-every", "0",
+                    "--save-every", "0"],
                    check=True, stdout=subprocess.DEVNULL)
     moments = load_file(out / "step_00000002" / "optimizer.safetensors")
     return {"grad." + name.removeprefix("exp_avg."): x for name, x in moments.items() if name.startswith("exp_avg.")}

@@ -35,7 +35,8 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
     void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
     void* logits =
         BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
-    run_open_data(run, &data, run->options.data, 1, run->options.shuffle);
+    run_open_data(run, &data, run->options.data, 1);
+    data.options.shuffle = run->options.shuffle == SHUFFLE_TRUE; // before anything is read
     trainer->load_batch(model, &data);
     trainer->evaluate(model, losses, logits, grads);
     const int64_t targets = BT - data.uncounted;

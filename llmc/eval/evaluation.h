@@ -176,7 +176,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     uint64_t fingerprint;
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
     if (run->world->rank == 0) result_open(&e->file, "eval", run->options.eval);
-    run_open_data(run, &e->data, run->options.val_data, run_groups(run), false);
+    run_open_data(run, &e->data, run->options.val_data, run_groups(run));
     run_reserve_files(&e->data, NULL);
     if (e->data.doc_len > 0 && !documents_check(run->options.seq_len, e->data.masked, run->group.size, &err))
         die("%s", err.msg);

@@ -116,7 +116,7 @@ static inline Maps* maps_open(Run* run) {
     } else {
         DataLoader data;
         m->tokens = (int32_t*)xcalloc(2 * (size_t)m->T, sizeof *m->tokens); // and targets
-        run_open_data(run, &data, o->val_data, 1, false);
+        run_open_data(run, &data, o->val_data, 1);
         if (!dataloader_next(&data, m->tokens, m->tokens + m->T, &err)) die("%s", err.msg);
         dataloader_close(&data);
     }

@@ -27,6 +27,16 @@ static inline bool recipe_check_resumed(const Options* o, const Options* before,
                 before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
 }
 
+// The order in which a training reads data without --shuffle: documents as in the paper, a stream, whose
+// neighbouring sequences are of one text, shuffled.
+static inline Shuffle data_default_order(const DataLoader* data) {
+    return data->doc_len > 0 ? SHUFFLE_FALSE : SHUFFLE_TRUE;
+}
+
+static inline const char* shuffle_text(int64_t shuffle) {
+    return shuffle == SHUFFLE_TRUE ? "shuffled" : "in order";
+}
+
 // Is the option a part of recipes?
 static inline bool recipe_has_option(const CliRow* row) {
     return row->offset == offsetof(Options, seq_len) || row->offset == offsetof(Options, shuffle) ||
@@ -39,11 +49,15 @@ static inline void recipe_put(FILE* list, int* count, const char* name, const ch
     fprintf(list, "%s%s %s (%s)", (*count)++ ? ", " : ", changed: ", name, is, was);
 }
 
-// The options that differ from the recipe's.
-static inline void recipe_put_options(FILE* list, int* count, const Options* o, const Recipe* recipe) {
+// The options that differ from the recipe's. Published recipes read in order.
+static inline void recipe_put_options(FILE* list, int* count, const Options* o, const Recipe* recipe,
+                                      const DataLoader* data) {
     Options published;
     options_defaults(&published);
     options_apply_recipe(&published, recipe);
+    published.shuffle = o->shuffle;
+    if (o->shuffle != OPTION_UNSET && recipe->name != RECIPE_OWN) published.shuffle = SHUFFLE_FALSE;
+    if (data && recipe->name == RECIPE_OWN) published.shuffle = data_default_order(data);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         if (row->type == CLI_GROUP || !recipe_has_option(row)) continue;
         char *is = option_text(o, row), *was = option_text(&published, row);
@@ -76,7 +90,7 @@ static inline void recipe_put_data(FILE* list, int* count, const Options* o, con
     char text[32];
     const int64_t columns = data->doc_len / o->seq_len; // 0: a stream
     const double first_columns = (double)data->items * (double)o->seq_len;
-    const bool beyond = o->shuffle || (double)o->max_tokens > first_columns;
+    const bool beyond = o->shuffle == SHUFFLE_TRUE || (double)o->max_tokens > first_columns;
     snprintf(text, sizeof text, "%lld", columns > 1 && beyond ? (long long)columns : 1LL);
     recipe_put(list, count, "sequences of a document", text, "1");
     snprintf(text, sizeof text, "%.4g", recipe_epochs(o, data));
@@ -98,7 +112,7 @@ static inline char* recipe_text(const Options* o, const Config* c, const DataLoa
     FILE* list = open_memstream(&text, &bytes);
     if (!list) die("out of memory");
     fprintf(list, "%s", recipe.name == RECIPE_OWN ? "the preset's" : recipe_name(recipe.name));
-    recipe_put_options(list, &count, o, &recipe);
+    recipe_put_options(list, &count, o, &recipe, data);
     recipe_put_config(list, &count, c, &published);
     if (data && recipe.name != RECIPE_OWN) recipe_put_data(list, &count, o, data);
     fclose(list);

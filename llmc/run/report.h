@@ -93,8 +93,8 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
 static inline void run_print_data(const Options* o, const DataLoader* data) {
     const double epochs = recipe_epochs(o, data);
     const int64_t sequences = dataloader_sequences(data);
-    printf("data               %15lld tokens in %lld sequence%s", (long long)(sequences * o->seq_len),
-           (long long)sequences, plural(sequences, "s"));
+    printf("data               %15lld tokens in %lld sequence%s, %s", (long long)(sequences * o->seq_len),
+           (long long)sequences, plural(sequences, "s"), shuffle_text(o->shuffle));
     if (epochs > 1) printf(": the training reads them %.4g times", epochs);
     printf("\n");
 }
@@ -168,10 +168,11 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
     printf(
-        "%lld step%s of %lld x %lld tokens, micro-batches of %lld; %lld training sequence%s, %lld held out\n",
+        "%lld step%s of %lld x %lld tokens, micro-batches of %lld; %lld training sequence%s (%s), %lld held "
+        "out\n",
         (long long)run->num_steps, plural(run->num_steps, "s"), (long long)run->batch_sequences,
         (long long)o->seq_len, (long long)run->micro_batch, (long long)sequences, plural(sequences, "s"),
-        (long long)val_sequences);
+        shuffle_text(o->shuffle), (long long)val_sequences);
     char* recipe = recipe_text(o, &run->config, data);
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);

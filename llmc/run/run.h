@@ -167,8 +167,8 @@ static inline void resume_check_data_order(const Run* run) {
             die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
                 (long long)sizes[i].value, resume_name(run), (long long)sizes[i].recorded);
     if (before->shuffle != o->shuffle)
-        die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes",
-            resume_name(run));
+        die("--shuffle: the run in %s reads its data %s, which cannot change when it resumes",
+            resume_name(run), shuffle_text(before->shuffle));
     Error err;
     if (!recipe_check_resumed(o, before, resume_name(run), &err)) die("%s", err.msg);
 }

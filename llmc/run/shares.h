@@ -38,21 +38,26 @@ static inline void run_check_tokenizer(const Run* run, const DataLoader* data, c
             glob, path);
 }
 
-// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
-static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
-                                 bool shuffle) {
+// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`. They are read in
+// order.
+static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches) {
     Error err;
     const Options* o = &run->options;
     DataOptions options = data_options(&run->config, o->seq_len);
     options.batch = run->micro_batch;
     options.share = run_share(run, micro_batches);
-    options.shuffle = shuffle;
     options.seed = (uint64_t)o->seed;
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
     data->counts_documents = run->config.document_reset;
     data->window = run->config.window_size;
     run_warn_vocabulary(run, data, glob);
     run_check_tokenizer(run, data, glob);
+}
+
+// Sets the order in which a training reads its data, before anything is read.
+static inline void run_choose_order(Run* run, DataLoader* data) {
+    if (run->options.shuffle == OPTION_UNSET) run->options.shuffle = data_default_order(data);
+    data->options.shuffle = run->options.shuffle == SHUFFLE_TRUE;
 }
 
 // Dies where the process may not open all files that it will need at once: the shards that its loaders keep

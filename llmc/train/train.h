@@ -103,11 +103,12 @@ static inline void training_check_folder(const Training* t) {
 
 static inline void training_open(Training* t) {
     Error err;
-    const Run* run = t->run;
+    Run* run = t->run;
     const Options* o = &run->options;
-    run_open_data(run, &t->data, o->data, run->micro_batches, o->shuffle);
+    run_open_data(run, &t->data, o->data, run->micro_batches);
+    run_choose_order(run, &t->data);
     if (o->val_data) {
-        run_open_data(run, &t->val_data, o->val_data, run_groups(run), false);
+        run_open_data(run, &t->val_data, o->val_data, run_groups(run));
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
     const DataLoader* val_data = o->val_data ? &t->val_data : NULL;
@@ -513,6 +514,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         PlanData data;
         plan_data_open(&data, &run->options, &run->config);
         if (data.opened) run_warn_vocabulary(run, &data.loader, run->options.data);
+        if (data.opened) run_choose_order(run, &data.loader);
         run->plan_data = &data;
         trainer->print_plan(run);
         run->plan_data = NULL;

@@ -26,7 +26,7 @@ small="--model transformer-swa-nano --set num_hidden_layers=1 --set hidden_size=
     --set window_size=8 --seq-len 1Mi --batch-tokens 1Mi --micro-batch 1"
 check "a step" $fox $small --data $shards --max-tokens 2Mi --warmup-tokens 1Mi --max-steps 1 --val-data $shards \
     --val-tokens 1 --out $scratch/run
-said "2 steps of 1 x 1048576 tokens, micro-batches of 1; 2 training sequences, 1 held out"
+said "2 steps of 1 x 1048576 tokens, micro-batches of 1; 2 training sequences (in order), 1 held out"
 said " 524288 .. 1048575     524288 "
 check "L(i)" $fox --init $scratch/run --eval $scratch/eval.json --val-data $shards --seq-len 1Mi --val-tokens 1
 said "1 of 2 sequences of 1048576 tokens, each the beginning of a document"

@@ -30,8 +30,8 @@ static void check_parse(void) {
                 "--keep 0"),
           "%s", err.msg);
     CHECK(strcmp(options.model, "fox-pro-nano") == 0 && options.lr == 1e-3 &&
-              options.max_tokens == 2684354560 && options.shuffle && options.prompt[0] == '\0' &&
-              options.keep == 0,
+              options.max_tokens == 2684354560 && options.shuffle == SHUFFLE_TRUE &&
+              options.prompt[0] == '\0' && options.keep == 0,
           "values");
     CHECK(options.set.count == 2 && strcmp(options.set.items[0], "a=1") == 0 &&
               strcmp(options.set.items[1], "b=2") == 0,
@@ -40,8 +40,8 @@ static void check_parse(void) {
     for (int i = 0; i < NUM_OPTION_ROWS; i++) count += given[i];
     CHECK(count == 7, "%d options were given", count);
     CHECK(parse("--model a --lr 1 --shuffle --lr=2 --model b --shuffle --set a=1 --set a=2 -h --help") &&
-              strcmp(options.model, "b") == 0 && options.lr == 2 && options.shuffle && options.help &&
-              options.set.count == 2,
+              strcmp(options.model, "b") == 0 && options.lr == 2 && options.shuffle == SHUFFLE_TRUE &&
+              options.help && options.set.count == 2,
           "the last one counts, but all of a list");
     CHECK(!parse("--lr fast --lr 1") && strstr(err.msg, "--lr fast"), "a bad value that is overridden");
     CHECK(parse("--batch-tokens 16Ki") && options.batch_tokens == 16384, "Ki");
@@ -58,7 +58,8 @@ static void check_parse(void) {
         {"-h=1", "-h=1"},
         {"train", "train"},
         {"--model", "--model"},
-        {"--shuffle=1", "--shuffle"},
+        {"--shuffle=1", "--shuffle 1: not one of false|true"},
+        {"--shuffle off --lr 1", "--shuffle off: not one of false|true"},
         {"--seq-len x", "--seq-len"},
         {"--seq-len 0", "--seq-len"},
         {"--seq-len -4", "--seq-len"},
@@ -100,6 +101,47 @@ static void check_parse(void) {
     CHECK(options_parse(&options, given, 2 * CLI_MAX_LIST + 1, argv, &err), "%s", err.msg);
     CHECK(!options_parse(&options, given, 2 * CLI_MAX_LIST + 3, argv, &err) && strstr(err.msg, "--set"),
           "too many --set");
+}
+
+// Puts the options in a record and reads it.
+static Json record_of(const Options* o) {
+    Json j;
+    JsonWriter w = json_writer(0);
+    json_begin_object(&w, NULL);
+    options_put(o, &w, "options");
+    json_end(&w);
+    if (!json_parse(&j, "record", w.text, strlen(w.text), &err)) die("%s", err.msg);
+    json_writer_free(&w);
+    return j;
+}
+
+// A switch alone means one of its words, and takes another one that follows it.
+static void check_switch(void) {
+    static const struct {
+        const char* line;
+        int64_t shuffle;
+    } cases[] = {
+        {"--lr 1", OPTION_UNSET},
+        {"--shuffle", SHUFFLE_TRUE},
+        {"--shuffle --lr 1", SHUFFLE_TRUE},
+        {"--shuffle true --lr 1", SHUFFLE_TRUE},
+        {"--shuffle false --lr 1", SHUFFLE_FALSE},
+        {"--shuffle=false --lr 1", SHUFFLE_FALSE},
+        {"--shuffle --shuffle false", SHUFFLE_FALSE},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        CHECK(parse(cases[i].line) && options.shuffle == cases[i].shuffle, "'%s': %lld", cases[i].line,
+              (long long)options.shuffle);
+        Json j = record_of(&options);
+        const bool none[NUM_OPTION_ROWS] = {false};
+        Options to;
+        options_defaults(&to);
+        CHECK(options_restore(&to, none, "record", &j, json_get(&j, 0, "options"), &err), "%s", err.msg);
+        // a record without it is of a version that read in order
+        CHECK(to.shuffle == (cases[i].shuffle == SHUFFLE_TRUE ? SHUFFLE_TRUE : SHUFFLE_FALSE),
+              "'%s' is restored as %lld", cases[i].line, (long long)to.shuffle);
+        json_free(&j);
+    }
 }
 
 static void check_choices(void) {
@@ -293,18 +335,6 @@ static void check_help(void) {
     free(text);
 }
 
-// Puts the options in a record and reads it.
-static Json record_of(const Options* o) {
-    Json j;
-    JsonWriter w = json_writer(0);
-    json_begin_object(&w, NULL);
-    options_put(o, &w, "options");
-    json_end(&w);
-    if (!json_parse(&j, "record", w.text, strlen(w.text), &err)) die("%s", err.msg);
-    json_writer_free(&w);
-    return j;
-}
-
 // Gives option i a value that is not its default.
 static void give(Options* o, int i) {
     const CliRow* row = &option_rows[i];
@@ -312,8 +342,9 @@ static void give(Options* o, int i) {
     snprintf(text, sizeof text, "%.17g",
              row->type == CLI_COUNT ? row->least + 2 : row->least + 0.1 * (row->most - row->least));
     bool number = row->type == CLI_COUNT || row->type == CLI_REAL;
-    if (row->type == CLI_CHOICE) cli_choice_name(text, row, 1);
-    if (!cli_set(row, o, number || row->type == CLI_CHOICE ? text : "a=\"b\"\n", &err)) die("%s", err.msg);
+    bool named = row->type == CLI_CHOICE || row->type == CLI_SWITCH;
+    if (named) cli_choice_name(text, row, 1);
+    if (!cli_set(row, o, number || named ? text : "a=\"b\"\n", &err)) die("%s", err.msg);
 }
 
 static bool has_default(const Options* o, int i) {
@@ -323,6 +354,7 @@ static bool has_default(const Options* o, int i) {
     case CLI_GROUP: return true;
     case CLI_TEXT: return *(char* const*)field == NULL;
     case CLI_CHOICE:
+    case CLI_SWITCH:
     case CLI_COUNT: return *(const int64_t*)field == (int64_t)row->preset;
     case CLI_REAL: return *(const double*)field == row->preset;
     case CLI_FLAG: return !*(const bool*)field;
@@ -346,7 +378,8 @@ static void check_restore(void) {
     Json again = record_of(&to);
     CHECK(again.count == j.count, "the record of what was restored");
     CHECK(to.lr == from.lr && to.seq_len == from.seq_len && strcmp(to.model, from.model) == 0 &&
-              to.set.count == 1 && strcmp(to.set.items[0], from.set.items[0]) == 0 && to.shuffle,
+              to.set.count == 1 && strcmp(to.set.items[0], from.set.items[0]) == 0 &&
+              to.shuffle == SHUFFLE_TRUE,
           "values survive");
     CHECK(to.recompute == RECOMPUTE_FUSED && to.attention == ATTENTION_CUDNN, "choices survive");
     json_free(&again);
@@ -424,6 +457,7 @@ static void check_recorded_choices(void) {
 
 int main(void) {
     check_parse();
+    check_switch();
     check_choices();
     check_recipe();
     check_published();

@@ -59,10 +59,10 @@ END
     # how often the data is read: 249 sequences of 16 tokens
     check "more tokens than there are" run --model fox-pro-nano --seq-len 16 --batch-tokens 64 --max-tokens 5976 --dry-run \
         --data "$shards/text.bin"
-    said "data                          3984 tokens in 249 sequences: the training reads them 1.5 times"
+    said "data                          3984 tokens in 249 sequences, shuffled: the training reads them 1.5 times"
     check "enough tokens" run --model fox-pro-nano --seq-len 16 --batch-tokens 64 --max-tokens 3984 --dry-run \
         --data "$shards/text.bin"
-    equals "data                          3984 tokens in 249 sequences" "$(grep ^data "$scratch/stdout")"
+    equals "data                          3984 tokens in 249 sequences, shuffled" "$(grep ^data "$scratch/stdout")"
     check "none yet" run --model fox-pro-nano --dry-run --data none
     said "data               cannot be used: 'none': no file matches"
 
@@ -70,7 +70,7 @@ END
     local published="--model fox-pro-125m --recipe submission"
     rm -rf "$out"
     check "a run" run $published $small --data "$shards/text.bin" --out "$out" --max-steps 3
-    said "recipe: submission, changed: seq-len 16 (16384), batch-tokens 64 (524288), max-tokens 384 (2600000000)"
+    said "recipe: submission, changed: shuffle true (false), seq-len 16 (16384), batch-tokens 64 (524288), max-tokens 384 (2600000000)"
     check "resumed" run $published --resume --out "$out" --max-steps 5
     dies "--recipe analysis: the run in $out has submission, which cannot change when it resumes" \
         run --recipe analysis --resume --out "$out"
@@ -79,7 +79,7 @@ END
         "$(sed -n 's/.*"event":"step".*"lr":\([^,]*\),.*/\1/p' "$out/log.jsonl" | awk '{ printf "%.5g ", 1e3 * $1 }')"
     for file in log.jsonl step_00000006/trainer.json; do
         equals submission "$(record "$out/$file" options recipe)"
-        case $(record "$out/$file" recipe) in "submission, changed: seq-len 16 "*) pass ;; *) fail "$file: no recipe" ;; esac
+        case $(record "$out/$file" recipe) in "submission, changed: shuffle true (false), seq-len 16 "*) pass ;; *) fail "$file: no recipe" ;; esac
     done
     equals 1 "$(record "$out/log.jsonl" epochs)"
 
@@ -95,7 +95,7 @@ END
     older "$out/step_00000003/trainer.json"
     dies "--recipe iclr: the run in $out has none, which cannot change" run --recipe iclr --resume --out "$out"
     check "resumed" run --resume --out "$out" --max-steps 4
-    said "recipe: analysis, changed: seq-len 16 (16384)"
+    said "recipe: analysis, changed: shuffle true (false), seq-len 16 (16384)"
     older "$out/step_00000004/trainer.json"
     check "resumed with its recipe" run --model fox-pro-125m --recipe analysis --resume --out "$out"
     said "at 256 tokens"

@@ -195,7 +195,8 @@ $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: t
 --dry-run --bench 1|--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and exit: give one of them
 --seed|--seed: its N is missing
 --data|--data: its GLOB is missing
---shuffle=1|--shuffle takes no value
+--shuffle=1|--shuffle 1: not one of false|true
+--resume=1|--resume takes no value
 --model gpt2|--model gpt2: no such preset
 --model fox-pro-760m --recipe paper|--recipe paper: not one of iclr|analysis|submission
 --model transformer-swa-760m --recipe iclr|--recipe iclr: has no row for transformer-swa-760m; its rows are 760m (fox-pro, hgrn2, mamba2), 760m (transformer-pro
@@ -306,8 +307,40 @@ refused_out() {
     dies "--out $out: its checkpoints are of a model with another window_size" train_on text --resume --set window_size=8
     dies "--seq-len 32: the run in $out has 16" run --resume --out "$out" --seq-len 32
     dies "--seed 2: the run in $out has 1" run --resume --out "$out" --seed 2
-    dies "--shuffle: the run in $out" run --resume --out "$out" --shuffle
+    dies "--shuffle: the run in $out reads its data shuffled, which cannot change" run --resume --out "$out" --shuffle false
     equals "$out/step_00000020" "$(echo "$out"/*step_*)"
+}
+
+# A stream is shuffled, documents are read in order, and --shuffle says otherwise; a run goes on as its record says.
+order_of_data() {
+    local order step=step_00000002/model.safetensors
+    ordered() { # NAME SHARD WORD OPTION...: a run of two steps, which says WORD
+        rm -rf "$scratch/order_$1"
+        check "$1 on $2" run $tiny $batches --max-steps 2 --data "$shards/$2.bin" --out "$scratch/order_$1" "${@:4}"
+        said " ($3), 0 held out"
+        check "its plan" run $tiny $batches --data "$shards/$2.bin" --dry-run "${@:4}"
+        said " sequences, $3"
+        check "its log" grep -q "\"shuffle\":$([ "$3" = shuffled ] && echo true || echo false)" "$scratch/order_$1/log.jsonl"
+    }
+    for order in text documents; do
+        ordered default $order "$([ $order = text ] && echo shuffled || echo "in order")"
+        ordered shuffled $order shuffled --shuffle
+        ordered unshuffled $order "in order" --shuffle false
+        same "$scratch/order_default/$step" "$scratch/order_$([ $order = text ] && echo shuffled || echo unshuffled)/$step"
+        differ "$scratch/order_shuffled/$step" "$scratch/order_unshuffled/$step"
+    done
+    ordered older text "in order" --shuffle false
+    files unseal "$scratch/order_older/step_00000002/trainer.json"
+    sed -i 's/"shuffle": false,//' "$scratch/order_older/step_00000002/trainer.json"
+    check "a run of before goes on" run --resume --out "$scratch/order_older" --max-steps 3
+    said " (in order), 0 held out"
+    dies "--shuffle: the run in $scratch/order_older reads its data in order, which cannot change" \
+        run --resume --out "$scratch/order_older" --shuffle
+    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump"
+    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_in_order" --shuffle false
+    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_shuffled" --shuffle
+    same "$scratch/dump" "$scratch/dump_in_order"
+    differ "$scratch/dump" "$scratch/dump_shuffled"
 }
 
 # ----------------------------------------------------------------------------
@@ -586,6 +619,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     refused_options
     evaluations
     refused_out
+    order_of_data
     dry_run
     warmup
     interrupted

@@ -5,6 +5,7 @@ A program keeps its options in a struct with one field per option, and describes
 
     --name value    --name=value    a text, a choice of names, a count, a real number; a list gains an item
     --name                          a flag; -h is --help
+    --name    --name word           a switch: one of its words, or alone the word that it means then
 
 Called by options.h (both trainers) and by the programs in data/. Counts take suffixes: 2.5Gi, 16Ki, 1e9. An
 error names the option that caused it.
@@ -26,23 +27,26 @@ typedef struct {
     int count;
 } CliList;
 
-// A group is a title in --help. A choice is stored as the index of the name given.
-typedef enum { CLI_GROUP, CLI_TEXT, CLI_CHOICE, CLI_COUNT, CLI_REAL, CLI_FLAG, CLI_LIST } CliType;
+// A group is a title in --help. A choice or switch is stored as the index of the name given.
+typedef enum { CLI_GROUP, CLI_TEXT, CLI_CHOICE, CLI_SWITCH, CLI_COUNT, CLI_REAL, CLI_FLAG, CLI_LIST } CliType;
 
 // The field of each type in the program's struct.
 typedef const char* CLI_TEXT_FIELD;
-typedef int64_t CLI_CHOICE_FIELD, CLI_COUNT_FIELD;
+typedef int64_t CLI_CHOICE_FIELD, CLI_SWITCH_FIELD, CLI_COUNT_FIELD;
 typedef double CLI_REAL_FIELD;
 typedef bool CLI_FLAG_FIELD;
 typedef CliList CLI_LIST_FIELD;
 
 typedef struct {
     CliType type;
-    const char* name;       // without the dashes; the title of a group
-    const char* value_name; // as --help prints it: of a choice all its names, as in "none|all"; "" of a flag
-    size_t offset;          // of the field in the program's struct
-    double preset, least, most; // default, and range of a number, |count| <= 2^62; default of a choice
-    const char* help;           // a default that is not a plain number is named in [brackets]
+    const char* name; // without the dashes; the title of a group
+    const char*
+        value_name; // as --help prints it: of a choice or switch all names, as in "none|all"; "" of a flag
+    size_t offset;  // of the field in the program's struct
+    double preset, least,
+        most;         // default, and range of a number, |count| <= 2^62; of a choice or switch the default,
+                      // and as `least` the index of the word that a switch means alone
+    const char* help; // a default that is not a plain number is named in [brackets]
 } CliRow;
 
 static inline void* cli_field(const CliRow* row, void* options) { return (char*)options + row->offset; }
@@ -71,6 +75,7 @@ static inline void cli_defaults(const CliRow* rows, int num_rows, void* options)
         case CLI_GROUP: break;
         case CLI_TEXT: *(const char**)field = NULL; break;
         case CLI_CHOICE:
+        case CLI_SWITCH:
         case CLI_COUNT: *(int64_t*)field = (int64_t)row->preset; break;
         case CLI_REAL: *(double*)field = row->preset; break;
         case CLI_FLAG: *(bool*)field = false; break;
@@ -91,6 +96,7 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
     case CLI_GROUP: break;
     case CLI_TEXT: *(const char**)field = text; break;
     case CLI_CHOICE:
+    case CLI_SWITCH:
         for (int64_t i = 0; cli_choice_name(name, row, i); i++) {
             if (strcmp(text, name) != 0) continue;
             *(int64_t*)field = i;
@@ -139,6 +145,7 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
                                                         bool* given, int argc, char** argv,
                                                         int* num_arguments, Error* err) {
     bool only_arguments = false;
+    char alone[32];
     cli_defaults(rows, num_rows, options);
     if (given) memset(given, 0, (size_t)num_rows * sizeof *given);
     if (num_arguments) *num_arguments = 0;
@@ -160,6 +167,11 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
         if (!row) return fail(err, "--%.*s: no such option; --help lists them", (int)n, name);
         const char* value = name[n] == '=' ? name + n + 1 : NULL;
         if (row->type == CLI_FLAG && value) return fail(err, "--%s takes no value", row->name);
+        if (row->type == CLI_SWITCH && !value) {
+            const bool has_word = i + 1 < argc && argv[i + 1][0] != '-';
+            value = has_word ? argv[++i] : alone;
+            cli_choice_name(alone, row, (int64_t)row->least);
+        }
         if (row->type != CLI_FLAG && !value) {
             if (i + 1 == argc) return fail(err, "--%s: its %s is missing", row->name, row->value_name);
             value = argv[++i];
@@ -196,7 +208,8 @@ static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {
             !strchr(row->help, '['))
             snprintf(preset, sizeof preset, " [%.15g]", row->preset);
         snprintf(text, sizeof text, "%s%s", row->help, preset);
-        int column = fprintf(f, "  --%s %s", row->name, row->value_name);
+        const bool may_be_alone = row->type == CLI_SWITCH;
+        int column = fprintf(f, may_be_alone ? "  --%s [%s]" : "  --%s %s", row->name, row->value_name);
         if (column > indent) column = fprintf(f, "\n") - 1;
         for (const char* word = text; *word; word += strspn(word, " ")) {
             int n = (int)strcspn(word, " ");

@@ -34,6 +34,7 @@ static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NA
 
 static const char* const option_schedule_names[] = {SCHEDULE_CHOICES(CHOICE_NAME)};
 
+typedef enum { SHUFFLE_FALSE, SHUFFLE_TRUE } Shuffle; // as the words of --shuffle
 typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
 typedef enum { SCHEDULE_CHOICES(CHOICE_VALUE) } ScheduleKind; // llmc/run/schedule.h
 
@@ -54,8 +55,9 @@ ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says h
 ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
 ROW(FLAG, data_changed, "data-changed", "", 0, 0, 0, \
     "resume although --data holds other data than when the checkpoint was written") \
-ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, \
-    "shuffle the sequences, with a new permutation of the seed in every epoch") \
+ROW(SWITCH, shuffle, "shuffle", "false|true", OPTION_UNSET, SHUFFLE_TRUE, 0, \
+    "read the sequences in an order drawn from the seed, another one in every epoch, or in the data's " \
+    "order [true of token streams; false of documents, as in the paper]") \
 ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
     "GPT-2's vocab.bpe, for text of a model of its vocabulary whose folder has no tokenizer.json") \
 ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
@@ -169,7 +171,8 @@ ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
     "time N steps on random tokens, of --batch-tokens or else of one micro-batch a rank; print tokens/s, " \
     "milliseconds by phase and memory, and exit") \
 ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
-    "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
+    "write loss, logits and gradients of the first micro-batch as safetensors, and exit; in the data's " \
+    "order without --shuffle") \
 ROW(FLAG, version, "version", "", 0, 0, 0, \
     "print the program's version and what it was built with, and exit") \
 ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit; also -h")
@@ -292,7 +295,8 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 // Writes an option's value; null where it is unset.
 static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w, const char* key) {
     const void* field = (const char*)o + row->offset;
-    const int64_t count = row->type == CLI_COUNT ? *(const int64_t*)field : OPTION_UNSET;
+    const bool whole = row->type == CLI_COUNT || row->type == CLI_SWITCH;
+    const int64_t count = whole ? *(const int64_t*)field : OPTION_UNSET;
     const double number = row->type == CLI_REAL ? *(const double*)field : OPTION_UNSET;
     const CliList* list = (const CliList*)field;
     char name[32];
@@ -302,6 +306,8 @@ static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w
         json_put_string(w, key, cli_choice_name(name, row, *(const int64_t*)field) ? name : NULL);
     else if (row->type == CLI_FLAG)
         json_put_bool(w, key, *(const bool*)field);
+    else if (row->type == CLI_SWITCH && count != OPTION_UNSET)
+        json_put_bool(w, key, count == SHUFFLE_TRUE);
     else if (count != OPTION_UNSET)
         json_put_int(w, key, count);
     else if (row->type != CLI_LIST)
@@ -373,6 +379,12 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     bool ok = json_is(j, node, JSON_ARRAY);
     Error ignored; // the caller names the file and the option
     if (row->type == CLI_FLAG) return json_bool(j, node, (bool*)cli_field(row, o));
+    if (row->type == CLI_SWITCH) {
+        bool value;
+        if (!json_bool(j, node, &value)) return false;
+        *(int64_t*)cli_field(row, o) = value ? SHUFFLE_TRUE : SHUFFLE_FALSE;
+        return true;
+    }
     if (row->type == CLI_LIST) {
         for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item))
             ok = json_string(j, item) && cli_set(row, o, json_string(j, item), &ignored);
@@ -418,6 +430,7 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
         if (!options_restore_one(o, row, j, member))
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }
+    if (o->shuffle == OPTION_UNSET) o->shuffle = SHUFFLE_FALSE; // of a version before there was another order
     if (!options_give(given, offsetof(Options, lr_schedule))) return true;
     if (o->lr_schedule != SCHEDULE_WSD && !options_give(given, offsetof(Options, cooldown_tokens)))
         o->cooldown_tokens = OPTION_UNSET;
