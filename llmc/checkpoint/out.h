@@ -8,8 +8,9 @@ OUT, the folder of a run: which checkpoints it holds, the lock that keeps a seco
 
 A folder with its final name is complete: it is written and flushed under a temporary name and then
 renamed, and what it replaces or makes superfluous is removed only afterwards. Whenever a process crashes,
-the newest complete checkpoint remains, and the next save removes the leftovers. A complete folder can
-still be damaged from outside: the caller then tries the next older one of checkpoint_list.
+the newest complete checkpoint remains, and the next save removes the leftovers. A folder in which
+something else stands is never removed. A complete folder can still be damaged from outside: the caller then
+tries the next older one of checkpoint_list.
 
 Called by run.h and chosen_model.h, which look for a checkpoint to start from, by write.h, and by train.h.
 */
@@ -151,6 +152,57 @@ static inline void checkpoint_sweep(const char* out) {
     free(entries);
 }
 
+// All that this program writes into a checkpoint (write.h, hf/folder.h). Whatever else stands there is not the
+// run's to remove.
+static const char* const checkpoint_entries[] = {".",
+                                                 "..",
+                                                 "README.md",
+                                                 "config.json",
+                                                 "trainer.json",
+                                                 "model.safetensors",
+                                                 "optimizer.safetensors",
+                                                 "generation_config.json",
+                                                 "tokenizer.json",
+                                                 "tokenizer_config.json",
+                                                 "modeling_fox.py",
+                                                 "modeling_recurrent.py"};
+
+static inline int checkpoint_is_foreign(const struct dirent* entry) {
+    const size_t n = sizeof checkpoint_entries / sizeof checkpoint_entries[0];
+    size_t i = 0;
+    while (i < n && strcmp(entry->d_name, checkpoint_entries[i]) != 0) i++;
+    return i == n;
+}
+
+// Is there something at `path` that is more than a checkpoint: a file, or a folder with something else in it,
+// whose name it writes to `name`? Of a link only the link would be removed.
+static inline bool checkpoint_has_more(const char* path, char name[256]) {
+    struct stat st;
+    struct dirent** entries = NULL;
+    *name = '\0';
+    if (lstat(path, &st) != 0 || S_ISLNK(st.st_mode)) return false;
+    if (!S_ISDIR(st.st_mode)) return true;
+    const int count = scandir(path, &entries, checkpoint_is_foreign, alphasort);
+    if (count > 0) snprintf(name, 256, "%s", entries[0]->d_name);
+    for (int i = 0; i < count; i++) free(entries[i]);
+    free(entries);
+    return count > 0;
+}
+
+// Moves what stands in the place of a step's new checkpoint out of its way, if it is more than a checkpoint.
+static inline bool checkpoint_set_aside(const char* out, int64_t step, Error* err) {
+    char path[PATH_LENGTH], aside[PATH_LENGTH], name[256];
+    struct stat st;
+    checkpoint_path(path, out, step);
+    checkpoint_join(aside, out, "", step, ".other");
+    if (!checkpoint_has_more(path, name)) return true;
+    if (lstat(aside, &st) == 0 || rename(path, aside) != 0)
+        return fail(err, "%s: is not a checkpoint alone, and cannot be moved to %s: move it away", path,
+                    aside);
+    warn("%s: was not a checkpoint alone: it is now %s", path, aside);
+    return true;
+}
+
 // Renames a checkpoint to a temporary name, for checkpoint_sweep to remove: a folder that is partly removed
 // must not look complete.
 static inline bool checkpoint_discard(const char* out, int64_t step, Error* err) {
@@ -161,15 +213,27 @@ static inline bool checkpoint_discard(const char* out, int64_t step, Error* err)
     return fail(err, "%s: cannot rename: %s", path, strerror(errno));
 }
 
-// Discards all but the `keep` newest checkpoints up to and including that of `step`. Those of later steps are
-// neither counted nor removed: the run found them damaged when it resumed from an earlier step.
+// Discards all but the `keep` newest checkpoints up to and including that of `step`, and folders that hold
+// more than a checkpoint. Those of later steps are neither counted nor removed: the run found them damaged
+// when it resumed from an earlier step.
 static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
     int64_t* steps;
     Error err;
+    char path[PATH_LENGTH], name[256];
+    static int64_t told = -1; // of folders up to this step was said that they stay
+    int64_t newest = told;
     int kept = 0, count = checkpoint_list(out, &steps, &err);
-    for (int i = 0; i < count; i++)
-        if (steps[i] <= step && kept++ >= keep && !checkpoint_discard(out, steps[i], &err))
-            warn("%s", err.msg);
+    for (int i = 0; i < count; i++) {
+        if (steps[i] > step || kept++ < keep) continue;
+        checkpoint_path(path, out, steps[i]);
+        if (!checkpoint_has_more(path, name)) {
+            if (!checkpoint_discard(out, steps[i], &err)) warn("%s", err.msg);
+        } else if (steps[i] > told) {
+            warn("%s: holds '%s', which is not the checkpoint's: --keep leaves this folder", path, name);
+            if (steps[i] > newest) newest = steps[i];
+        }
+    }
+    told = newest;
     if (count < 0) warn("%s", err.msg);
     free(steps);
 }

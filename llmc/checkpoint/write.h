@@ -288,13 +288,14 @@ static inline bool checkpoint_write_trainer(CheckpointWriter* w, Error* err) {
     return json_writer_save(&w->trainer, path, err);
 }
 
-// Renames the temporary folder to its final name and sets w->published. An existing folder of that name is
-// replaced: atomically where the file system supports it (most except NFS), otherwise in two renames, between
+// Renames the temporary folder to its final name and sets w->published. An existing checkpoint of that name
+// is replaced: atomically where the file system supports it (most except NFS), otherwise in two renames, between
 // which a crash leaves the older checkpoints.
 static inline bool checkpoint_publish(CheckpointWriter* w, Error* err) {
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, w->out, w->step);
     checkpoint_old_path(old, w->out, w->step);
+    if (!checkpoint_set_aside(w->out, w->step, err)) return false;
     w->published = renameat2(AT_FDCWD, w->folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0 ||
                    rename(w->folder, path) == 0; // fails where path is a folder that is not empty
     if (!w->published) {

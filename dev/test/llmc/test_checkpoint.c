@@ -228,6 +228,31 @@ static void test_keep(void) {
     CHECK(loads(in_out("elsewhere")), "%s", err.msg);
 }
 
+static bool exists(const char* path) { return access(path, F_OK) == 0; }
+
+// What is not a checkpoint's is never removed with it, nor replaced.
+static void test_more_than_a_checkpoint(void) {
+    CHECK_OK(save_filled(10, 0));
+    CHECK_OK(save_filled(20, 0));
+    CHECK_OK(make_folders(in_out("step_00000010/finetuned/step_00000003"), &err));
+    CHECK_OK(save_filled(30, 1));
+    CHECK_LISTED("30 10");
+    CHECK_OK(save_filled(40, 1));
+    CHECK_LISTED("40 10");
+    CHECK(exists(in_out("step_00000010/finetuned/step_00000003")) && loads(folder_of(10)), "%s", err.msg);
+    CHECK_OK(save_filled(10, 0)); // as of a run that resumed from an older one
+    CHECK(loads(folder_of(10)) && !exists(in_out("step_00000010/finetuned")), "%s", err.msg);
+    CHECK(exists(in_out("step_00000010.other/finetuned/step_00000003")), "the other run is gone");
+    FILE* f = fopen(in_out("step_00000050"), "wb");
+    if (f) fclose(f);
+    CHECK_OK(save_filled(50, 0));
+    CHECK(loads(folder_of(50)) && exists(in_out("step_00000050.other")), "%s", err.msg);
+    CHECK_OK(make_folders(in_out("step_00000050/notes"), &err));
+    CHECK(!save_filled(50, 0) && strstr(err.msg, "step_00000050.other: move it away"), "%s", err.msg);
+    CHECK(loads(folder_of(50)) && exists(in_out("step_00000050/notes")), "%s", err.msg);
+    CHECK(leftovers() == 0, "%d leftovers", leftovers());
+}
+
 static void test_same_step_again(void) {
     Buffers b = buffers(4), expected = filled_buffers(4, 8);
     CHECK_OK(save_filled(7, 2));
@@ -517,10 +542,24 @@ static void test_scales(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {
-        test_round_trips, test_shards_write,    test_shards_read, test_finite, test_list,
-        test_keep,        test_same_step_again, test_crash,       test_killed, test_full_disk,
-        test_write_fails, test_flush_fails,     test_unwritable,  test_lock,   test_lock_held,
-        test_long_out,    test_bad_options,     test_scales};
+    static void (*const tests[])(void) = {test_round_trips,
+                                          test_shards_write,
+                                          test_shards_read,
+                                          test_finite,
+                                          test_list,
+                                          test_keep,
+                                          test_more_than_a_checkpoint,
+                                          test_same_step_again,
+                                          test_crash,
+                                          test_killed,
+                                          test_full_disk,
+                                          test_write_fails,
+                                          test_flush_fails,
+                                          test_unwritable,
+                                          test_lock,
+                                          test_lock_held,
+                                          test_long_out,
+                                          test_bad_options,
+                                          test_scales};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint");
 }
