@@ -108,9 +108,11 @@ class Encoder:
 
     def pieces(self, text, last=True):
         """Yields the pieces of a text, the last one only if the text ends there. Returns the rest."""
-        while len(text) > PIECE and (cut := self.find_cut(text[: 2 * PIECE])):
-            yield text[:cut]
-            text = text[cut:]
+        begin = 0  # cut once, at the end: a text can have 100 MB
+        while len(text) - begin > PIECE and (cut := self.find_cut(text[begin : begin + 2 * PIECE])):
+            yield text[begin : begin + cut]
+            begin += cut
+        text = text[begin:]
         if len(text) > LONGEST:
             raise Error(f"{LONGEST} characters must be encoded as a whole: is it text? divide it")
         if last:
@@ -278,17 +280,21 @@ def text_tasks(settings, encoder, source, file):
 
 
 def jsonl_tasks(_, __, source, file):
-    rest, line = b"", 1
+    waiting, total, unfinished, line = [], 0, 0, 1  # blocks, joined at the end of a line; bytes of them; of the last line
     for block in blocks(file, source.path):
-        rest += block
-        end = rest.rfind(b"\n") + 1 if len(rest) > PIECE else 0
-        if not end and len(rest) > 4 * LONGEST:
+        end = block.rfind(b"\n") + 1
+        unfinished = len(block) - end if end else unfinished + len(block)
+        if end and total + end > PIECE:
+            lines = b"".join([*waiting, block[:end]])
+            yield encode_lines, (source, line, lines), file.tell()
+            line += lines.count(b"\n")
+            waiting, total, block = [], 0, block[end:]
+        waiting.append(block)
+        total += len(block)
+        if unfinished > 4 * LONGEST:
+            line += sum(b.count(b"\n") for b in waiting)
             raise Error(f"{source.path}:{line}: a line of more than {4 * LONGEST} bytes")
-        if end:
-            yield encode_lines, (source, line, rest[:end]), file.tell()
-            line += rest.count(b"\n", 0, end)
-            rest = rest[end:]
-    yield encode_lines, (source, line, rest), file.tell()
+    yield encode_lines, (source, line, b"".join(waiting)), file.tell()
 
 
 def parquet_tasks(settings, _, source, file):

@@ -23,6 +23,13 @@ static inline char* byte_buffer_reserve(ByteBuffer* b, size_t more) {
     return b->data + b->count;
 }
 
+// Is text[n] white space alone, as an empty line is?
+static inline bool text_is_blank(const char* text, size_t n) {
+    size_t i = 0;
+    while (i < n && (text[i] == ' ' || text[i] == '\t' || text[i] == '\r' || text[i] == '\n')) i++;
+    return i == n;
+}
+
 // The 64-bit FNV-1a hash of a string. `hash` is FNV1A_BASIS or the hash of preceding data.
 static const uint64_t FNV1A_BASIS = 0xcbf29ce484222325u;
 

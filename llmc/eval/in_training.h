@@ -90,7 +90,7 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
         next = (const char*)memchr(line, '\n', (size_t)(end - line));
         if (!next) next = end;
         r->lines++;
-        if (strspn(line, " \t\r\n") >= (size_t)(next - line)) continue;
+        if (text_is_blank(line, (size_t)(next - line))) continue;
         snprintf(source, sizeof source, "--eval-requests %s: line %lld", r->name, (long long)r->lines);
         if (!json_parse(&j, source, line, (size_t)(next - line), &err)) die("%s", err.msg);
         q = (Request*)xcalloc(1, sizeof *q);

@@ -18,6 +18,8 @@ for program in text_to_shards ids_to_shards longcrawl64; do
     said "compiler "
 done
 
+check "lines of every length" python3 dev/test/data/long_lines.py
+
 # ids_to_shards: a stream, documents, and the shards of text_to_shards for the same ids
 ids records $scratch/stream 2:1,2,3 0:4 3:7 2: 2:5 4:
 check "a stream" write <$scratch/stream

@@ -517,6 +517,17 @@ static void test_decimal_comma(void) {
     setlocale(LC_ALL, "C");
 }
 
+// Looks at the bytes of a line alone: a file of empty lines takes linear time.
+static void test_blank(void) {
+    for (size_t n = 0; n <= 6; n++) {
+        char* text = (char*)xrealloc(NULL, n); // what is behind it may not be read
+        memcpy(text, " \t\r\n ", n > 5 ? 5 : n);
+        if (n > 5) text[5] = '{';
+        CHECK(text_is_blank(text, n) == (n <= 5), "%zu bytes", n);
+        free(text);
+    }
+}
+
 int main(void) {
     test_decimal_comma();
     test_parsing();
@@ -529,5 +540,6 @@ int main(void) {
     test_put_json();
     test_written_numbers();
     test_damage();
+    test_blank();
     return test_report();
 }

@@ -447,7 +447,7 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     Json j;
     char source[64];
     r->lines++;
-    if (strspn(line, " \t\r\n") >= bytes) return;
+    if (text_is_blank(line, bytes)) return;
     snprintf(source, sizeof source, "line %lld", (long long)r->lines);
     if (!json_parse(&j, source, line, bytes, &err)) {
         answer_error(r, NULL, err.msg);
