@@ -163,10 +163,14 @@ static void fixture_values(const Safetensors* file, const char* prefix, const ch
     if (!safetensors_read(t, out, 8, &err)) die("%s", err.msg);
 }
 
-static const SafeTensor* fixture_tokens(const Safetensors* file, const char* name) {
+static int32_t* fixture_tokens(const Safetensors* file, const char* name, int64_t* B, int64_t* T) {
+    Error err;
     const SafeTensor* t = safetensors_find(file, name);
     if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2) die("%s: no tensor %s", file->path, name);
-    return t;
+    int32_t* tokens = (int32_t*)safetensors_bytes(t, &err);
+    if (!tokens) die("%s", err.msg);
+    *B = t->shape[0], *T = t->shape[1];
+    return tokens;
 }
 
 static void check_fixture(const char* name) {
@@ -178,8 +182,9 @@ static void check_fixture(const char* name) {
     path_join(folder, "dev/test/fixtures/model", name);
     path_join(path, folder, "expected.safetensors");
     if (!config_read(&c, folder, &err) || !safetensors_open(&file, path, &err)) die("%s", err.msg);
-    const SafeTensor *inputs = fixture_tokens(&file, "tokens"), *targets = fixture_tokens(&file, "targets");
-    int64_t B = inputs->shape[0], T = inputs->shape[1];
+    int64_t B, T;
+    int32_t *inputs = fixture_tokens(&file, "tokens", &B, &T),
+            *targets = fixture_tokens(&file, "targets", &B, &T);
 
     ParamTable table = params_build(&c);
     std::vector<double> params((size_t)table.count);
@@ -197,13 +202,15 @@ static void check_fixture(const char* name) {
         if (p->trainable) fixture_values(&file, "grad.", p->name, e.grads.data() + p->offset, p->count);
     }
     e.name = name, e.B = B, e.T = T;
-    e.inputs = (const int32_t*)inputs->data, e.targets = (const int32_t*)targets->data;
+    e.inputs = inputs, e.targets = targets;
     check_pass(&c, params.data(), &e);
     Model tuned = new_model(&c, params.data(), B, T, RECOMPUTE_NONE, true);
     PassResult pass = run_pass(&tuned, e.inputs, e.targets);
     compare_pass(&tuned, &pass, &e);
     model_free(&tuned);
     params_free(&table);
+    free(inputs);
+    free(targets);
     safetensors_close(&file);
 }
 

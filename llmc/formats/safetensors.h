@@ -1,15 +1,13 @@
 /*
-Safetensors files: memory-mapped reader and writer. Used for checkpoints and --dump.
+Safetensors files: reader and writer. Used for checkpoints and --dump.
 
 Layout of a file: the header's length n (uint64, little-endian), n bytes of JSON, the data of all tensors,
 row-major. The JSON maps each tensor's name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets
 relative to the start of the data, and "__metadata__" to an object of strings. The tensors must cover the data
 without overlaps or gaps.
 
-The reader checks all of this against the file's size on opening, so all its pointers are valid. It cannot
-detect that the file is truncated while mapped: access to the lost pages raises SIGBUS. Files are therefore
-never overwritten in place but written under a temporary name and renamed. Tensor data may be unaligned: read
-it with memcpy or safetensors_read.
+The reader checks all of this against the file's size on opening. It reads data with pread instead of mmap,
+where a file that is truncated meanwhile, or an I/O error, would be a signal.
 
 safetensors_write takes all tensors in memory. A file that several ranks write in parts (checkpoints) begins
 with safetensors_header, after which every tensor's place in the file is known. The same tensors write the
@@ -18,12 +16,12 @@ same bytes. Names that end in an underscore are private.
 #pragma once
 
 #include <math.h>
-#include <sys/mman.h>
 #include "json.h"
 
 enum {
     SAFETENSORS_MAX_DIMS = 8,
     SAFETENSORS_MAX_HEADER = 100 << 20, // bytes
+    SAFETENSORS_PIECE = 1 << 16,        // elements converted at a time
     SAFETENSORS_ALIGNMENT = 64          // bytes, of the data written; the format requires 8
 };
 
@@ -57,10 +55,12 @@ typedef struct {
     SafetensorsDtype dtype;
     int ndim; // 0 for a scalar, whose count is 1
     int64_t shape[SAFETENSORS_MAX_DIMS];
-    int64_t count; // elements
-    size_t bytes;  // count times the element's size
-    size_t begin;  // offset from the start of the file's data
-    const void* data;
+    int64_t count;    // elements
+    size_t bytes;     // count times the element's size
+    size_t begin;     // offset from the start of the file's data
+    const void* data; // of one to write; NULL: bytes [at, at + bytes) of the open file fd
+    int fd;
+    int64_t at;
 } SafeTensor;
 
 // fail(), with the tensor's file and name before the message.
@@ -106,29 +106,57 @@ static inline float safetensors_bf16_(uint16_t half) {
     return value;
 }
 
-// Element i of a floating-point tensor, converted exactly to double.
-static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
-    size_t size = safetensors_dtypes[t->dtype].size;
+// Element i of `from`, floating-point, converted exactly to double.
+static inline double safetensors_element_(SafetensorsDtype dtype, const void* from, int64_t i) {
+    size_t size = safetensors_dtypes[dtype].size;
     uint64_t bits = 0;
     double f64;
     float f32;
-    memcpy(&bits, (const char*)t->data + (size_t)i * size, size);
-    if (t->dtype == SAFETENSORS_F16) return (double)safetensors_f16_((uint16_t)bits);
-    if (t->dtype == SAFETENSORS_BF16) return (double)safetensors_bf16_((uint16_t)bits);
+    memcpy(&bits, (const char*)from + (size_t)i * size, size);
+    if (dtype == SAFETENSORS_F16) return (double)safetensors_f16_((uint16_t)bits);
+    if (dtype == SAFETENSORS_BF16) return (double)safetensors_bf16_((uint16_t)bits);
     memcpy(&f64, &bits, sizeof f64);
     memcpy(&f32, &bits, sizeof f32);
-    return t->dtype == SAFETENSORS_F64 ? f64 : (double)f32;
+    return dtype == SAFETENSORS_F64 ? f64 : (double)f32;
 }
 
-// Converts elements [first, first + n) of a tensor of F16 or BF16 to out[n].
-static inline void safetensors_widen_(const SafeTensor* t, int64_t first, int64_t n, float* out) {
-    const char* from = (const char*)t->data + 2 * first;
-    const bool bf16 = t->dtype == SAFETENSORS_BF16;
+// Converts from[n] of F16 or BF16 to out[n].
+static inline void safetensors_widen_(bool bf16, const void* from, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i++) {
         uint16_t half;
-        memcpy(&half, from + 2 * i, sizeof half);
+        memcpy(&half, (const char*)from + 2 * i, sizeof half);
         out[i] = bf16 ? safetensors_bf16_(half) : safetensors_f16_(half);
     }
+}
+
+// Converts from[n] of a floating-point type to out[n], floats (element_bytes 4) or doubles (8).
+static inline void safetensors_convert_(SafetensorsDtype dtype, const void* from, int64_t n, void* out,
+                                        int element_bytes) {
+    if (element_bytes == 4 && safetensors_dtypes[dtype].size == 2) {
+        safetensors_widen_(dtype == SAFETENSORS_BF16, from, n, (float*)out);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double value = safetensors_element_(dtype, from, i);
+        if (element_bytes == 8)
+            ((double*)out)[i] = value;
+        else
+            ((float*)out)[i] = (float)value;
+    }
+}
+
+// Copies n bytes of a tensor's data from byte `first` on.
+static inline bool safetensors_read_bytes(const SafeTensor* t, size_t first, size_t n, void* out,
+                                          Error* err) {
+    if (t->data && n > 0) memcpy(out, (const char*)t->data + first, n);
+    for (size_t done = 0; !t->data && done < n;) {
+        const off_t at = (off_t)(t->at + (int64_t)(first + done));
+        const ssize_t got = pread(t->fd, (char*)out + done, n - done, at);
+        if (got > 0) done += (size_t)got;
+        if (got < 0 && errno != EINTR) return TENSOR_FAIL(t, err, "cannot read: %s", strerror(errno));
+        if (got == 0) return TENSOR_FAIL(t, err, "the file was truncated while it was read");
+    }
+    return true;
 }
 
 // Converts elements [first, first + n) of a floating-point tensor to out[n], floats (element_bytes 4) or
@@ -140,23 +168,18 @@ static inline bool safetensors_read_range(const SafeTensor* t, int64_t first, in
     if (t->dtype > SAFETENSORS_BF16)
         return TENSOR_FAIL(t, err, "has type %s; expected F64, F32, F16 or BF16",
                            safetensors_dtypes[t->dtype].name);
-    if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
-        const char* from = (const char*)t->data + first * element_bytes;
-        if (n > 0) memcpy(out, from, (size_t)n * (size_t)element_bytes);
-        return true;
+    const size_t size = safetensors_dtypes[t->dtype].size;
+    if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32))
+        return safetensors_read_bytes(t, (size_t)first * size, (size_t)n * size, out, err);
+    void* piece = xrealloc(NULL, SAFETENSORS_PIECE * size);
+    bool ok = true;
+    for (int64_t i = 0; ok && i < n; i += SAFETENSORS_PIECE) {
+        const int64_t count = n - i < SAFETENSORS_PIECE ? n - i : (int64_t)SAFETENSORS_PIECE;
+        ok = safetensors_read_bytes(t, (size_t)(first + i) * size, (size_t)count * size, piece, err);
+        if (ok) safetensors_convert_(t->dtype, piece, count, (char*)out + i * element_bytes, element_bytes);
     }
-    if (element_bytes == 4 && safetensors_dtypes[t->dtype].size == 2) {
-        safetensors_widen_(t, first, n, (float*)out);
-        return true;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        double value = safetensors_element_(t, first + i);
-        if (element_bytes == 8)
-            ((double*)out)[i] = value;
-        else
-            ((float*)out)[i] = (float)value;
-    }
-    return true;
+    free(piece);
+    return ok;
 }
 
 // The same for the whole tensor: out[t->count].
@@ -164,13 +187,21 @@ static inline bool safetensors_read(const SafeTensor* t, void* out, int element_
     return safetensors_read_range(t, 0, t->count, out, element_bytes, err);
 }
 
+// The bytes of a tensor of any type. Free with free(). NULL on error.
+static inline void* safetensors_bytes(const SafeTensor* t, Error* err) {
+    void* bytes = xrealloc(NULL, t->bytes);
+    if (safetensors_read_bytes(t, 0, t->bytes, bytes, err)) return bytes;
+    free(bytes);
+    return NULL;
+}
+
 // ----------------------------------------------------------------------------
 // reading one file
 
 typedef struct {
-    char* path;
-    void* map;
-    size_t map_bytes;
+    char* path; // NULL: not open
+    int fd;
+    int64_t data; // where it begins in the file
     Json header;
     SafeTensor* tensors; // in the order of their data
     int count;
@@ -220,8 +251,7 @@ static inline int safetensors_compare_(const void* a, const void* b) {
     return strcmp(s->name, t->name);
 }
 
-// Parses the header text[n] of a file with data_bytes of data into st, of which only the path is set. Sets
-// the offsets of the tensors but not their data pointers.
+// Parses the header text[n] of a file with data_bytes of data into st, of which path, fd and data are set.
 static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t n, size_t data_bytes,
                                       Error* err) {
     char source[512];
@@ -244,7 +274,9 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
         SafeTensor* t = &st->tensors[st->count++];
         t->name = json_key(h, node);
         t->path = st->path;
+        t->fd = st->fd;
         if (!safetensors_parse_tensor_(h, node, data_bytes, t, err)) return false;
+        t->at = st->data + (int64_t)t->begin;
     }
 
     size_t covered = 0;
@@ -263,40 +295,45 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
     return true;
 }
 
-// Unmaps the file, which invalidates its tensors. May be called on one that is empty or already closed.
+// Closes the file, which invalidates its tensors. May be called on one that is empty or already closed.
 static inline void safetensors_close(Safetensors* st) {
-    if (st->map) munmap(st->map, st->map_bytes);
+    if (st->path && st->fd >= 0) close(st->fd);
     json_free(&st->header);
     free(st->tensors);
     free(st->path);
     memset(st, 0, sizeof *st);
 }
 
-// Maps a file and checks its header. All tensors are in st->tensors[0 .. st->count-1]. On error st is empty.
+// Reads and checks the header of an open file of this size.
+static inline bool safetensors_read_header_(Safetensors* st, size_t bytes, Error* err) {
+    uint64_t header;
+    SafeTensor text = {.name = "header", .path = st->path, .fd = st->fd};
+    if (!safetensors_read_bytes(&text, 0, sizeof header, &header, err)) return false;
+    const size_t rest = bytes - sizeof header;
+    if (header > SAFETENSORS_MAX_HEADER || header > rest)
+        return fail(err,
+                    "%s: its header claims %zu bytes, the file has %zu: truncated or not a safetensors file",
+                    st->path, (size_t)header, bytes);
+    st->data = (int64_t)(sizeof header + header);
+    text.at = sizeof header, text.bytes = header;
+    char* json = (char*)safetensors_bytes(&text, err);
+    const bool ok = json && safetensors_parse_(st, json, header, rest - header, err);
+    free(json);
+    return ok;
+}
+
+// Opens a file and checks its header. All tensors are in st->tensors[0 .. st->count-1]. On error st is empty.
 static inline bool safetensors_open(Safetensors* st, const char* path, Error* err) {
     struct stat info;
     memset(st, 0, sizeof *st);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO would wait for its writer
-    if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
-    bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    size_t bytes = regular ? (size_t)info.st_size : 0;
-    void* map = bytes >= 8 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-    int why = errno;
-    close(fd);
-    if (!regular) return fail(err, "%s: is not a regular file", path);
-    if (bytes < 8) return fail(err, "%s: %zu bytes are too few for a safetensors file", path, bytes);
-    if (map == MAP_FAILED) return fail(err, "%s: cannot map into memory: %s", path, strerror(why));
+    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO would wait for its writer
+    if (st->fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
     st->path = xstrdup(path);
-    st->map = map;
-    st->map_bytes = bytes;
-    const char* text = (const char*)map + sizeof(uint64_t);
-    size_t header = *(const uint64_t*)map, rest = bytes - sizeof(uint64_t);
-    bool ok = header <= SAFETENSORS_MAX_HEADER && header <= rest;
-    if (!ok)
-        fail(err, "%s: its header claims %zu bytes, the file has %zu: truncated or not a safetensors file",
-             path, header, bytes);
-    ok = ok && safetensors_parse_(st, text, header, rest - header, err);
-    for (int i = 0; ok && i < st->count; i++) st->tensors[i].data = text + header + st->tensors[i].begin;
+    const bool regular = fstat(st->fd, &info) == 0 && S_ISREG(info.st_mode);
+    const size_t bytes = regular ? (size_t)info.st_size : 0;
+    bool ok = regular || fail(err, "%s: is not a regular file", path);
+    if (ok && bytes < 8) ok = fail(err, "%s: %zu bytes are too few for a safetensors file", path, bytes);
+    ok = ok && safetensors_read_header_(st, bytes, err);
     if (!ok) safetensors_close(st);
     return ok;
 }
@@ -445,6 +482,7 @@ static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors
     Safetensors st;
     memset(&st, 0, sizeof st);
     st.path = xstrdup(path);
+    st.fd = -1; // there is no file yet
     bool ok = safetensors_parse_(&st, w->text, w->length, bytes, err);
     safetensors_close(&st);
     return ok;

@@ -76,13 +76,16 @@ static inline uint64_t ranks_hash_init(const char* folder) {
     SafetensorsSet set;
     Error err;
     uint64_t hash = 0;
+    char first[4096];
     if (!safetensors_set_open(&set, folder, "model", &err)) die("%s", err.msg);
     for (int f = 0; f < set.count; f++)
         for (int i = 0; i < set.files[f].count; i++) {
             const SafeTensor* t = &set.files[f].tensors[i];
             hash = hash64(hash, t->name, strlen(t->name));
             hash = hash64(hash, &t->begin, sizeof t->begin);
-            hash = hash64(hash, t->data, t->bytes < 4096 ? t->bytes : 4096);
+            const size_t n = t->bytes < sizeof first ? t->bytes : sizeof first;
+            if (!safetensors_read_bytes(t, 0, n, first, &err)) die("%s", err.msg);
+            hash = hash64(hash, first, n);
         }
     safetensors_set_close(&set);
     return hash;

@@ -100,8 +100,9 @@ static int32_t* fixture_tokens(const Fixture* f, const char* name, int64_t shape
     if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2)
         die("%s: has no int32 tensor '%s' of two axes", f->folder, name);
     memcpy(shape, t->shape, 2 * sizeof shape[0]);
-    int32_t* tokens = (int32_t*)xcalloc((size_t)t->count, sizeof(int32_t));
-    memcpy(tokens, t->data, t->bytes);
+    Error err;
+    int32_t* tokens = (int32_t*)safetensors_bytes(t, &err);
+    if (!tokens) die("%s", err.msg);
     return tokens;
 }
 
