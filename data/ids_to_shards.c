@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     Options o;
     Error err;
     int num_paths;
-    guard_standard_streams();
+    guard_process();
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     signal(SIGINT, SIG_IGN);  // ends what makes the ids, and so the input
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);

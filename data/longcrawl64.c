@@ -563,7 +563,7 @@ static void delete_cache(Work* w) {
 }
 
 int main(int argc, char** argv) {
-    guard_standard_streams();
+    guard_process();
     Options options = parse_options(argc, argv);
     static Work work;
     Error err;

@@ -41,16 +41,17 @@ static inline const char* other_kind(const char* bytes, size_t n) {
 // Sets *kind to what a file is that is not text, by its start and, if it is to be read `whole`, by its zero bytes; NULL:
 // it is text.
 static inline bool file_other_kind(const char** kind, const char* path, bool whole, Error* err) {
-    char bytes[1 << 16];
-    const size_t start = 4096;
+    enum { START = 4096, PIECE = 1 << 16 };
     *kind = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
-    ssize_t n = read(fd, bytes, whole ? sizeof bytes : start);
+    char* bytes = (char*)xrealloc(NULL, PIECE);
+    ssize_t n = read(fd, bytes, whole ? PIECE : START);
     if (n > 0) *kind = other_kind(bytes, (size_t)n);
-    while (whole && n > 0 && !*kind && (n = read(fd, bytes, sizeof bytes)) > 0)
+    while (whole && n > 0 && !*kind && (n = read(fd, bytes, PIECE)) > 0)
         if (memchr(bytes, '\0', (size_t)n)) *kind = other_kind("", 1);
     const int why = errno;
+    free(bytes);
     close(fd);
     return n >= 0 || fail(err, "%s: cannot read: %s", path, strerror(why));
 }

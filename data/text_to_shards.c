@@ -582,7 +582,7 @@ static int text_to_shards(int argc, char** argv) {
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    guard_standard_streams();
+    guard_process();
     return text_to_shards(argc, argv);
 }
 #endif

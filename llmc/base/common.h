@@ -15,6 +15,7 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -31,6 +32,8 @@ Valid as C11 and as C++17, like every header in llmc/.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian, read without conversion");
 
 enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating zero
+
+enum { THREAD_STACK_BYTES = 2 << 20 }; // at least, of every thread
 
 enum { TARGET_NONE = -1 }; // in place of a target that does not count: it has no loss and no gradient
 
@@ -271,12 +274,21 @@ static inline bool file_is_at(int fd, const char* path) {
 // Protects files from closed standard streams; called once at the start of a program. If descriptor 0, 1 or 2
 // is closed, the next opened file would get its number and receive printed text, so /dev/null is opened there
 // instead, in the direction that makes reading from 0, or writing to 1 or 2, an error as before. SIGPIPE is
-// ignored: writing to a pipe without a reader is an error, and does not end the process.
-static inline void guard_standard_streams(void) {
+// ignored: writing to a pipe without a reader is an error, and does not end the process. Threads, also those of
+// OpenMP, would have a stack as small as `ulimit -s`: they get THREAD_STACK_BYTES at least, of which unused
+// pages take no memory.
+static inline void guard_process(void) {
+    pthread_attr_t threads;
+    size_t stack = 0;
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
             _exit(EXIT_FAILURE); // no message can be printed
     signal(SIGPIPE, SIG_IGN);
+    if (pthread_getattr_default_np(&threads) != 0) return;
+    if (pthread_attr_getstacksize(&threads, &stack) == 0 && stack < THREAD_STACK_BYTES &&
+        pthread_attr_setstacksize(&threads, THREAD_STACK_BYTES) == 0)
+        pthread_setattr_default_np(&threads);
+    pthread_attr_destroy(&threads);
 }
 
 // ----------------------------------------------------------------------------

@@ -28,7 +28,8 @@ enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_INTS = 256,
     SHARD_HEADER_BYTES = SHARD_HEADER_INTS * 4,
-    SHARD_MAX_INDEX = 999999, // six digits in the name, so that shards sort by index
+    SHARD_PIECE_BYTES = 65536, // read at a time, to check or compare
+    SHARD_MAX_INDEX = 999999,  // six digits in the name, so that shards sort by index
     SHARD_MAX_BLOCKS = 240,
     SHARD_MIN_BLOCK = 32768 // tokens
 };
@@ -200,20 +201,22 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
 // Computes the checksum of a block of an open shard, from the file.
 static inline bool shard_block_checksum(int fd, const char* path, const ShardHeader* h, int64_t block,
                                         uint32_t* sum, Error* err) {
-    char piece[65536];
+    char* piece = (char*)xrealloc(NULL, SHARD_PIECE_BYTES);
     int64_t at = block * h->block_tokens * h->bytes_per_token,
             end = at + h->block_tokens * h->bytes_per_token;
     const int64_t all = h->tokens * h->bytes_per_token;
     uint64_t total = 0;
+    bool ok = true;
     if (end > all) end = all;
-    while (at < end) {
-        const size_t n = end - at < (int64_t)sizeof piece ? (size_t)(end - at) : sizeof piece;
-        if (!shard_pread(fd, path, piece, n, SHARD_HEADER_BYTES + at, err)) return false;
-        total += checksum(piece, n, at);
+    while (ok && at < end) {
+        const size_t n = end - at < SHARD_PIECE_BYTES ? (size_t)(end - at) : (size_t)SHARD_PIECE_BYTES;
+        ok = shard_pread(fd, path, piece, n, SHARD_HEADER_BYTES + at, err);
+        if (ok) total += checksum(piece, n, at);
         at += (int64_t)n;
     }
+    free(piece);
     *sum = (uint32_t)(total >> 32);
-    return true;
+    return ok;
 }
 
 // Compares a block of an open shard with its checksum in the header.
@@ -231,17 +234,18 @@ static inline bool shard_verify_block(int fd, const char* path, const ShardHeade
 // Sets *same to whether two shards with the header *h have the same tokens, from the files.
 static inline bool shard_same_content(const char* path, const char* other, const ShardHeader* h, bool* same,
                                       Error* err) {
-    char piece[2][65536];
+    char *piece = (char*)xrealloc(NULL, 2 * SHARD_PIECE_BYTES), *other_piece = piece + SHARD_PIECE_BYTES;
     int fd = -1, other_fd = -1;
     const int64_t end = SHARD_HEADER_BYTES + h->tokens * h->bytes_per_token;
     *same = true;
     bool ok = shard_open(path, &fd, err) && shard_open(other, &other_fd, err);
-    for (int64_t at = SHARD_HEADER_BYTES; ok && *same && at < end; at += (int64_t)sizeof piece[0]) {
-        const size_t n = end - at < (int64_t)sizeof piece[0] ? (size_t)(end - at) : sizeof piece[0];
+    for (int64_t at = SHARD_HEADER_BYTES; ok && *same && at < end; at += SHARD_PIECE_BYTES) {
+        const size_t n = end - at < SHARD_PIECE_BYTES ? (size_t)(end - at) : (size_t)SHARD_PIECE_BYTES;
         ok =
-            shard_pread(fd, path, piece[0], n, at, err) && shard_pread(other_fd, other, piece[1], n, at, err);
-        *same = ok && memcmp(piece[0], piece[1], n) == 0;
+            shard_pread(fd, path, piece, n, at, err) && shard_pread(other_fd, other, other_piece, n, at, err);
+        *same = ok && memcmp(piece, other_piece, n) == 0;
     }
+    free(piece);
     if (fd >= 0) close(fd);
     if (other_fd >= 0) close(other_fd);
     return ok;

@@ -572,7 +572,7 @@ static inline CommandLine run_parse(int argc, char** argv, const Trainer* traine
 
 // The program: returns the exit code of main.
 static inline int run_main(int argc, char** argv, const Trainer* trainer) {
-    guard_standard_streams();
+    guard_process();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // in a pipe or file too, lines are seen as they are printed
     World* world = world_identify(&argc, &argv);
     const CommandLine line = run_parse(argc, argv, trainer, world);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How the CPU trainer starts OpenMP: threads that wait for each other spin only briefly, and there are as many as cores
-# that the process may run on, unless the environment says otherwise. libgomp prints what it has read as it was loaded.
+# that the process may run on, unless the environment says otherwise; threads with a small limit of stacks. libgomp prints what it has read as it was loaded.
 scratch=build/test/threads_started
 . dev/test/check.sh
 mkdir -p "$scratch"
@@ -26,4 +26,19 @@ threads() {
 core=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
 threads 1 taskset -c "$core"
 threads 3 env OMP_NUM_THREADS=3
+
+# small_stack KIB: programs work where the limit would give their threads a stack of that size, and the main one has it
+small_stack() {
+    limited() { check "with ulimit -s $1: $2" env OMP_NUM_THREADS=3 sh -c 'ulimit -s "$0" && exec "$@"' "$1" "${@:2}"; }
+    rm -rf "$scratch/run" "$scratch"/text_*
+    cat dev/*.md >"$scratch/text"
+    limited "$1" data/text_to_shards --tokenizer byte --val-fraction 0.5 --out "$scratch/text" "$scratch/text" README.md
+    limited "$1" ./train_fox --model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 \
+        --seq-len 64 --batch-tokens 256 --max-steps 2 --data "$scratch/text_train_*.bin" --out "$scratch/run"
+    limited "$1" ./train_fox --init "$scratch/run" --eval "$scratch/result.json" --val-data "$scratch/text_train_*.bin" \
+        --val-tokens 1Ki
+    limited "$1" ./train_fox --init "$scratch/run" --generate 3
+}
+small_stack 512
+small_stack 128
 report
