@@ -97,10 +97,10 @@ dies "was encoded with another tokenizer than the model's, $start/tokenizer.json
     ./train_fox --init $start $tiny --data $renamed
 dies "was encoded with another tokenizer than the model's" \
     ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
-for measure in "--eval $scratch/measured --val-data" "--maps $scratch/measured --val-data" "--dump $scratch/measured --data"; do
+for measure in "--eval $scratch/measured --val-data" "--maps $scratch/measured --val-data" "--dump $scratch/measured --batch-tokens 16 --data"; do
     dies "'$renamed': was encoded with another tokenizer than the model's, $start/tokenizer.json" \
-        ./train_fox --init $start --seq-len 16 --batch-tokens 16 $measure $renamed
-    check "$measure, the same tokenizer" ./train_fox --init $start --seq-len 16 --batch-tokens 16 $measure $byte
+        ./train_fox --init $start --seq-len 16 $measure $renamed
+    check "$measure, the same tokenizer" ./train_fox --init $start --seq-len 16 $measure $byte
 done
 dies "was encoded with another tokenizer than --data" fox --data $byte --val-data $renamed
 dies "were encoded with different tokenizers" fox --data $byte,$renamed
