@@ -70,9 +70,13 @@ typedef struct {
     char prefix[128];              // "rank 3 (node07): ", printed after "error: "
     bool (*may_print)(bool fatal); // false: another rank prints this message, or the one that ends the run
     void (*leave)(bool printed);   // after an error, instead of exit(); does not return
+    int64_t (*writing)(void); // 0, or a number that rises while another thread writes what is to be whole
 } MessageHooks;
 
 static MessageHooks message_hooks;
+
+// While another thread writes what is to be whole: a number that rises as it does. 0: none does.
+static inline int64_t being_written(void) { return message_hooks.writing ? message_hooks.writing() : 0; }
 
 // Prints `label: prefix message` on stderr as one line.
 static inline void print_message(const char* label, const char* prefix, const char* format, va_list args) {
@@ -82,8 +86,8 @@ static inline void print_message(const char* label, const char* prefix, const ch
     fprintf(stderr, "%s: %s%s\n", label, prefix, err.msg);
 }
 
-// Prints `error: message` on stderr as one line and exits with code 1. Among several ranks the first to call
-// it prints, and all exit.
+// Prints `error: message` on stderr as one line and exits with code 1, when what another thread writes is
+// whole. Among several ranks the first to call it prints, and all exit.
 PRINTF_LIKE(1, 2)
 __attribute__((noreturn)) static inline void die(const char* format, ...) {
     bool print = !message_hooks.may_print || message_hooks.may_print(true);
@@ -94,6 +98,7 @@ __attribute__((noreturn)) static inline void die(const char* format, ...) {
         va_end(args);
     }
     if (message_hooks.leave) message_hooks.leave(print);
+    while (being_written() > 0) (void)usleep(10000);
     exit(EXIT_FAILURE);
 }
 

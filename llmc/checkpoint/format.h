@@ -110,6 +110,9 @@ static inline void checkpoint_file_free(CheckpointFile* f) {
 // ----------------------------------------------------------------------------
 // pieces of a rank's ranges
 
+// Pieces that all threads of this process have read or written, and sent or received.
+static int64_t checkpoint_pieces_done;
+
 // Counts bytes read or written and reports progress every CHECKPOINT_PROGRESS_BYTES.
 typedef struct {
     World* world; // NULL: nobody watches
@@ -119,6 +122,7 @@ typedef struct {
 // Adds bytes that were just processed.
 static inline void checkpoint_progress(CheckpointProgress* progress, int64_t bytes) {
     progress->bytes += bytes;
+    __atomic_add_fetch(&checkpoint_pieces_done, 1, __ATOMIC_RELAXED);
     if (progress->bytes < CHECKPOINT_PROGRESS_BYTES) return;
     progress->bytes = 0;
     if (progress->world) watch_alive(progress->world);

@@ -2,14 +2,17 @@
 Saves checkpoints behind training's back, one at a time, on all ranks together.
 
     saver_start     collective. Rank 0 creates the temporary folder. A thread of each rank then writes the
-                    rank's numbers, or sends them to rank 0's thread where the rank does not see its disk.
+                    rank's numbers, or sends them to rank 0's thread where the rank does not see its disk, and
+                    tells that thread how it went. Rank 0's thread waits for all, and if all have succeeded
+                    gives the checkpoint its final name.
     saver_state     how far this rank's thread is; never waits
-    saver_finish    collective. Waits for the threads. If all have succeeded rank 0 gives the checkpoint its
-                    final name.
+    saver_finish    collective. Waits for the threads, and tells all ranks how the save has ended
 
 Training goes on between the two, but must not change the buffers of saver_start: the GPU trainer passes a
-copy in pinned memory. A thread first checks that all numbers are finite. If a rank fails, all ranks are told
-by saver_finish, rank 0 removes the temporary folder, and older checkpoints are unchanged. Called by train.h.
+copy in pinned memory. No thread waits for training: a checkpoint gets its name while the main threads
+evaluate, or wait for one another. A thread first checks that all numbers are finite. If a rank fails, rank 0's
+thread removes the temporary folder, and older checkpoints are unchanged. An error of a main thread, as of the
+data, ends the run when the save has ended (message_hooks.writing). Called by train.h.
 */
 #pragma once
 
@@ -32,11 +35,24 @@ typedef struct {
     pthread_t thread;
     bool threaded;
     int state;      // SaverState; written by the thread with release, read with acquire
-    Error err;      // if SAVER_FAILED
-    bool published; // on rank 0: the checkpoint of the last save has its final name
+    int failed;     // rank 0's thread: the lowest rank that has failed; -1: none
+    Error err;      // why
+    bool published; // the checkpoint of the last save has its final name; on all ranks after saver_finish
 } Saver;
 
-// How far this rank's thread is. Never waits. WRITTEN or FAILED: saver_finish will not wait for this rank.
+static int saver_writing;           // a thread of this process writes a checkpoint
+static __thread bool saver_is_here; // and is this one
+
+// For die(), which waits as long as this rises: 0 where no checkpoint is in the making, or not any more because it is
+// its own thread that dies.
+static inline int64_t saver_progress(void) {
+    if (saver_is_here) __atomic_store_n(&saver_writing, 0, __ATOMIC_RELEASE);
+    if (!__atomic_load_n(&saver_writing, __ATOMIC_ACQUIRE)) return 0;
+    return 1 + __atomic_load_n(&checkpoint_pieces_done, __ATOMIC_RELAXED);
+}
+
+// How far this rank's thread is. Never waits. WRITTEN or FAILED: saver_finish will not wait for this rank. On
+// rank 0 WRITTEN means that the checkpoint has its final name, FAILED that a rank has failed.
 static inline SaverState saver_state(const Saver* s) {
     return (SaverState)__atomic_load_n(&s->state, __ATOMIC_ACQUIRE);
 }
@@ -60,6 +76,7 @@ static inline bool saver_open(Saver* s, World* world, const ParamTable* table, c
         return false;
     }
     path_join(path, out, "lock");
+    message_hooks.writing = saver_progress;
     s->lock = world->rank == 0 ? lock : s->sees[world->rank] ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     return true;
 }
@@ -72,11 +89,41 @@ static inline void saver_close(Saver* s) {
     memset(s, 0, sizeof *s);
 }
 
+// Another rank's thread tells rank 0's whether it has succeeded, and then its checksums.
+static inline bool saver_send_result(Saver* s, bool ok) {
+    CheckpointVote vote;
+    memset(&vote, 0, sizeof vote);
+    vote.ok = ok;
+    if (!ok) vote.err = s->err;
+    return world_send(s->world, 0, &vote, sizeof vote) &&
+           (!ok || world_send(s->world, 0, s->writer.sums, (size_t)s->writer.num_sums * sizeof(uint64_t)));
+}
+
+// Rank 0's thread hears all others, and adds their checksums to its own. False where one has failed.
+static inline bool saver_hear_results(Saver* s, bool ok) {
+    const size_t n = (size_t)s->writer.num_sums;
+    uint64_t* sums = (uint64_t*)xcalloc(n, sizeof *sums);
+    s->failed = ok ? -1 : 0;
+    for (int rank = 1; rank < s->world->size; rank++) {
+        CheckpointVote vote;
+        const bool heard = world_receive(s->world, rank, &vote, sizeof vote) &&
+                           (!vote.ok || world_receive(s->world, rank, sums, n * sizeof *sums));
+        if (!heard) fail(&vote.err, "the connection to rank %d is lost", rank);
+        for (size_t i = 0; heard && vote.ok && i < n; i++) s->writer.sums[i] += sums[i];
+        if ((heard && vote.ok) || s->failed >= 0) continue;
+        s->failed = heard ? rank : 0;
+        s->err = vote.err;
+    }
+    free(sums);
+    return s->failed < 0;
+}
+
 // The thread of a rank.
 static inline void* saver_thread(void* argument) {
     Saver* s = (Saver*)argument;
     const int rank = s->world->rank;
     const CheckpointPart part = {s->table, &s->shard, &s->tensors, s->world};
+    saver_is_here = true;
     bool ok = checkpoint_check_finite(&part, &s->err);
     if (!s->sees[rank]) {
         Error lost;
@@ -87,7 +134,19 @@ static inline void* saver_thread(void* argument) {
         ok = ok && checkpoint_write_shard(&s->writer, &part, &s->err);
         if (rank == 0) ok = checkpoint_receive_shards(&s->writer, s->sees, s->world, ok, &s->err);
     }
+    if (rank != 0) {
+        ok = saver_send_result(s, ok) && ok;
+    } else if (!saver_hear_results(s, ok)) {
+        ok = false;
+        checkpoint_writer_sweep(&s->writer);
+    } else {
+        ok = checkpoint_finish(&s->writer, s->keep, &s->err);
+        if (!ok) s->failed = 0;
+        s->published = s->writer.published;
+    }
     __atomic_store_n(&s->state, ok ? SAVER_WRITTEN : SAVER_FAILED, __ATOMIC_RELEASE);
+    __atomic_store_n(&saver_writing, 0, __ATOMIC_RELEASE);
+    saver_is_here = false; // where this is the main thread
     return NULL;
 }
 
@@ -107,46 +166,35 @@ static inline bool saver_start(Saver* s, const CheckpointRecord* r, const Checkp
     }
     s->tensors = *t;
     s->published = false;
+    s->failed = -1;
     s->state = SAVER_WRITING;
+    saver_writing = 1;
     s->threaded = pthread_create(&s->thread, NULL, saver_thread, s) == 0;
     if (!s->threaded) saver_thread(s); // no more threads: training waits, but other ranks need not fail
     return true;
 }
 
-// Collective: adds up the block checksums of all ranks, on every rank.
-static inline void saver_sum_blocks(Saver* s) {
-    const size_t n = (size_t)s->writer.num_sums, size = (size_t)s->world->size;
-    uint64_t* all = (uint64_t*)xcalloc(n * size, sizeof *all);
-    world_allgather(s->world, all, s->writer.sums, n * sizeof *all);
-    for (size_t i = 0; i < n; i++) {
-        s->writer.sums[i] = 0;
-        for (size_t rank = 0; rank < size; rank++) s->writer.sums[i] += all[rank * n + i];
-    }
-    free(all);
-}
-
-// Collective: waits for the save in progress and completes it. True on all ranks, or false on all with the
-// message of the lowest rank that failed: older checkpoints are unchanged, and there is no new one, or with
-// s->published one that a power failure may still lose. *mine (which may be NULL) says whether this rank is
-// the one that failed. Without a save in progress it is true at once.
+// Collective: waits for the save in progress to end. True on all ranks, or false on all with the message of
+// the lowest rank that failed: older checkpoints are unchanged, and there is no new one, or with s->published
+// one that a power failure may still lose. *mine (which may be NULL) says whether this rank is the one that
+// failed. Without a save in progress it is true at once.
 static inline bool saver_finish(Saver* s, bool* mine, Error* err) {
+    struct {
+        bool published;
+        int failed;
+        Error err;
+    } result;
     if (mine) *mine = false;
     if (saver_state(s) == SAVER_IDLE) return true;
     if (s->threaded) pthread_join(s->thread, NULL);
-    bool ok = s->state == SAVER_WRITTEN;
-    if (!ok) *err = s->err;
-    ok = checkpoint_vote(s->world, ok, mine, err);
-    if (ok) {
-        saver_sum_blocks(s);
-        if (s->world->rank == 0) ok = checkpoint_finish(&s->writer, s->keep, err);
-        s->published = s->writer.published;
-        ok = checkpoint_told(s->world, ok, err);
-        if (mine) *mine = !ok && s->world->rank == 0;
-    } else {
-        if (s->world->rank == 0) checkpoint_writer_sweep(&s->writer);
-        checkpoint_told(s->world, true, err); // rank 0 has swept before the rank that failed ends all
-    }
+    memset(&result, 0, sizeof result);
+    result.published = s->published, result.failed = s->failed;
+    if (s->failed >= 0) result.err = s->err;
+    world_broadcast(s->world, &result, sizeof result); // rank 0's
+    s->published = result.published;
+    if (result.failed >= 0) *err = result.err;
+    if (mine) *mine = result.failed == s->world->rank;
     checkpoint_writer_close(&s->writer);
     s->state = SAVER_IDLE;
-    return ok;
+    return result.failed < 0;
 }

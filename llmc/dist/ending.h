@@ -4,6 +4,9 @@ How a run of several ranks ends after an error: one rank prints one line, then e
     rank r -> 0   CLAIM   before die() prints            rank 0 gives GRANT to the first, DENY to all others
            -> 0   SAID    after it has printed           rank 0 then sends LEAVE to all: _exit(1)
 
+Between SAID and LEAVE rank 0 waits for the checkpoint in the making (being_written), to which all ranks that are
+left write on, as long as one of them comes further within `timeout` seconds.
+
 The watch thread (watch.h) receives these messages, between its heartbeats, on the WATCH connections. It
 claims for itself when it reports a rank that cannot speak any more. Neither MPI nor NCCL is called: they hang
 once a rank is gone. Exit code 1 makes a launcher end what remains.
@@ -19,6 +22,7 @@ typedef struct {
     int32_t kind;
     uint32_t changes; // counts what restarts the rank's timer
     int64_t progress; // number of steps and collectives begun
+    int64_t writing;  // being_written()
     double allowance; // seconds without a change that this rank may take, if more than the timeout
 } WatchMessage;
 
@@ -38,6 +42,8 @@ typedef struct {
     bool ready;        // all ranks are connected
     bool closing;      // all have reached the end: no death is a failure any more
     bool dying;        // a thread of this rank is in die()
+    bool ending;       // on rank 0: it is printed why the run ends
+    double wrote;      // when a rank had come further in writing, or `ending` was set
     WatchMessage mine; // this rank's next message
     int speaker;       // the rank that prints why the run ends, or -1. Ranks above 0 know only of themselves
     double chosen;     // when the speaker was chosen
@@ -83,15 +89,24 @@ __attribute__((noreturn)) static inline void watch_leave(Watch* w) {
     _exit(EXIT_FAILURE);
 }
 
+// After the message: ends the run, on rank 0 not before the checkpoint in the making is written. Then it returns, and
+// is called again.
+static inline void watch_end(Watch* w) {
+    const double now = seconds_now();
+    if (w->link->rank == 0 && !w->ending) w->wrote = now;
+    w->ending = true;
+    if (w->link->rank > 0 || being_written() == 0 || now > w->wrote + w->timeout) watch_leave(w);
+}
+
 // Prints what happened to a rank and ends the run, unless a rank prints an error already: then returns.
 static inline void watch_report(Watch* w, int r, const char* what) {
     const LinkPeer* peer = &w->link->peers[r];
-    if (w->speaker >= 0 && w->speaker != r) return;
+    if (w->ending || (w->speaker >= 0 && w->speaker != r)) return;
     w->speaker = w->link->rank;
     if (link_wait(STDERR_FILENO, POLLOUT, seconds_now() + 2)) // not if nobody reads a full pipe
         dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s%s%s\n", r, peer->host, (int)peer->pid,
                 what, w->advice ? "; " : "", w->advice ? w->advice : "");
-    watch_leave(w);
+    watch_end(w);
 }
 
 // On rank 0: chooses the speaker among the ranks that want to print. Gives it 5 s.
@@ -128,18 +143,29 @@ static inline bool watch_claim(Watch* w) {
     return mine;
 }
 
-// In die(), after the message: ends the run. A rank above 0 is ended by its watch thread, on rank 0's LEAVE.
-// A thread that may not print gives the one that does up to 10 s.
+// In die(), after the message: waits until the watch thread ends this process. It does so on rank 0's LEAVE, which
+// comes when the message is printed, by whichever rank, and the checkpoint in the making is written, and where rank 0
+// is lost or silent.
 __attribute__((noreturn)) static inline void watch_said(Watch* w, bool printed) {
+    (void)being_written(); // the thread that writes the checkpoint learns here that it does not any more
     pthread_mutex_lock(&w->lock);
-    if (printed && w->link->rank == 0) watch_leave(w);
-    if (printed) {
-        w->speaker = w->link->rank;
-        watch_send(w, 0, WATCH_SAID);
+    if (printed) w->speaker = w->link->rank;
+    if (printed) watch_send(w, 0, WATCH_SAID);
+    while (!w->closing) {
+        if (printed && w->link->rank == 0) watch_end(w);
+        pthread_mutex_unlock(&w->lock);
+        (void)poll(NULL, 0, 10);
+        pthread_mutex_lock(&w->lock);
     }
-    pthread_mutex_unlock(&w->lock);
-    (void)poll(NULL, 0, printed ? 5000 : 10000);
     _exit(EXIT_FAILURE);
+}
+
+// Is it printed why the run ends? On rank 0.
+static inline bool watch_is_ending(Watch* w) {
+    pthread_mutex_lock(&w->lock);
+    const bool ending = w->ending;
+    pthread_mutex_unlock(&w->lock);
+    return ending;
 }
 
 // Makes lock and condition. The condition's clock is the monotonic one: the wall clock may be set.

@@ -28,7 +28,7 @@ static inline void watch_lost(Watch* w, int r) {
     double now = watch_wake(w);
     w->ranks[r].gone = true;
     w->fds[r].fd = -1;
-    if (w->closing) return;
+    if (w->closing || w->ending) return;
     if (w->speaker < 0 && now < w->resumed + 5) watch_leave(w); // the others have said why
     if (w->link->rank > 1) (void)poll(NULL, 0, 1000);           // rank 1 prints now
     if (w->link->rank > 1 || (w->link->rank == 1 && w->speaker == 1)) watch_leave(w);
@@ -40,8 +40,10 @@ static inline void watch_take(Watch* w, int r, const WatchMessage* m) {
     WatchRank* rank = &w->ranks[r];
     rank->heard = seconds_now();
     if (m->changes != rank->last.changes) rank->changed = rank->heard;
+    if (m->writing != rank->last.writing) w->wrote = rank->heard;
     rank->last = *m;
-    if (m->kind == WATCH_SAID || m->kind == WATCH_LEAVE) watch_leave(w);
+    if (m->kind == WATCH_LEAVE) watch_leave(w);
+    if (m->kind == WATCH_SAID) watch_end(w);
     if (m->kind == WATCH_CLAIM) rank->claims = true;
     if (m->kind != WATCH_GRANT && m->kind != WATCH_DENY) return;
     w->answer = (WatchKind)m->kind;
@@ -92,14 +94,14 @@ static inline void watch_judge_progress(Watch* w, double now) {
 static inline void watch_judge(Watch* w, double now) {
     char what[128];
     int rank = w->link->rank;
-    for (int r = 0; r < w->link->size && !w->closing; r++) {
+    for (int r = 0; r < w->link->size && !w->closing && !w->ending; r++) {
         double silent = w->fds[r].fd >= 0 ? now - w->ranks[r].heard : 0;
-        if (silent > w->timeout + 3 && rank > 1) watch_leave(w); // rank 1 has printed it
+        if (silent > w->timeout + 3 && (rank > 1 || w->speaker == rank)) watch_leave(w); // it is printed
         if (silent <= w->timeout || rank > 1) continue;
         snprintf(what, sizeof what, "has been stopped or is unreachable for %.0f s", silent);
         watch_report(w, r, what);
     }
-    if (rank == 0 && w->ready && !w->closing) watch_judge_progress(w, now);
+    if (rank == 0 && w->ready && !w->closing && !w->ending) watch_judge_progress(w, now);
 }
 
 // The watch thread; returns when the watch is closing.
@@ -113,17 +115,19 @@ static inline void* watch_run(void* argument) {
         watch_update_fds(w);
         for (int r = 0; now >= next && r < size; r++) watch_send(w, r, WATCH_HEARTBEAT);
         if (now >= next) next = now + w->interval;
-        double until = w->ready ? next : now + 0.05; // until then ranks still connect
+        double until = w->ready && !w->ending ? next : now + 0.05; // until then ranks still connect, or write
         memcpy(polled, w->fds, (size_t)size * sizeof *polled);
         pthread_mutex_unlock(&w->lock);
         int ready = poll(polled, (nfds_t)size, link_milliseconds(until));
         pthread_mutex_lock(&w->lock);
         now = watch_wake(w);
+        w->mine.writing = being_written();
         if (w->link->rank == 0) watch_take(w, 0, &w->mine);
         for (int r = 0; ready > 0 && r < size; r++)
             if (w->fds[r].fd >= 0 && polled[r].revents != 0) watch_listen(w, r);
         if (w->link->rank == 0) watch_answer_claims(w);
         watch_judge(w, now);
+        if (w->ending) watch_end(w);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;

@@ -111,9 +111,9 @@ static inline World* world_identify(int* argc, char*** argv) {
 // lost connections
 
 // Call after an error that the end of another rank may have caused, also in NCCL or MPI: gives the watch 10 s
-// to name that rank and to end this process. Returns if it does not.
+// to name that rank and to end this process. Returns if it does not, or on rank 0 waits for a checkpoint.
 static inline void world_await_reason(World* w) {
-    if (w->watching) (void)poll(NULL, 0, 10000);
+    for (int i = 0; w->watching && i < 1000 && !watch_is_ending(&w->watch); i++) (void)poll(NULL, 0, 10);
 }
 
 // Ends this process after a collective has lost its connection to a rank.

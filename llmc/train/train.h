@@ -7,8 +7,8 @@ A step of the loop, for a trainer with one step in flight:
     log step s - 1  finish_step; dies if the step is not valid (step_is_valid), where update changed nothing
     where due       log step s too, then begin to save, validate, evaluate and sample, in this order
 
-A checkpoint is written behind training's back (saver.h), and gets its name after the first step at which all
-ranks have written their parts. At the end of training a checkpoint, a validation and an evaluation are always
+A checkpoint is written behind training's back (saver.h), and gets its name as soon as all ranks have written
+their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end of training a checkpoint, a validation and an evaluation are always
 due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
 logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it.
 
@@ -150,8 +150,8 @@ __attribute__((noreturn)) static inline void training_die_unsaved(Training* t, b
     die("%s; no checkpoint of step %lld, older ones are unchanged", err->msg, (long long)t->saving);
 }
 
-// Collective: waits for the checkpoint in the making, if there is one, and gives it its name. On error, such
-// as a full disk, the run ends; older checkpoints are unchanged.
+// Collective: waits for the checkpoint in the making, if there is one, until it has its name, and logs it. On
+// error, such as a full disk, the run ends; older checkpoints are unchanged.
 static inline void training_finish_save(Training* t) {
     Error err;
     bool mine;

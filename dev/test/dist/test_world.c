@@ -403,6 +403,57 @@ static void test_died(void) {
     group_free(&g);
 }
 
+static int writing;    // of this rank, as the hook has it
+static int whole_file; // a pipe
+
+static int64_t being_written_here(void) { return __atomic_load_n(&writing, __ATOMIC_ACQUIRE); }
+
+// Writes what is not whole before rank 2 is in die() and its own thread has sent a byte after that.
+static void* write_whole(void* world) {
+    World* w = (World*)world;
+    char byte = 'w';
+    for (bool dying = w->rank != 2; !dying; sched_yield()) {
+        pthread_mutex_lock(&w->watch.lock);
+        dying = w->watch.dying;
+        pthread_mutex_unlock(&w->watch.lock);
+    }
+    const bool ok = w->rank == 0 ? world_receive(w, 2, &byte, 1) : world_send(w, 0, &byte, 1);
+    if (ok && w->rank == 0 && write(whole_file, &byte, 1) != 1) _exit(97);
+    __atomic_store_n(&writing, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// While ranks 0 and 2 write, rank 2 fails, with victim 0 all do; with victim 1 it is killed, and never sends.
+static void fail_writing(World* w, int victim) {
+    pthread_t thread;
+    message_hooks.writing = being_written_here;
+    writing = w->rank != 1;
+    world_barrier(w);
+    if (w->rank != 1) EXPECT(pthread_create(&thread, NULL, write_whole, w) == 0);
+    if (w->rank == 2 && victim == 1) raise(SIGKILL);
+    if (w->rank == 2 || victim == 0) die("data.bin: cannot read");
+    for (;;) world_barrier(w);
+}
+
+// What is being written when a rank fails becomes whole before the ranks leave.
+static void test_written(void) {
+    for (int victim = 0; victim < 3; victim++) {
+        Group g = group_new(3, 30, fail_writing, victim);
+        int ends[2];
+        char byte = 0;
+        if (pipe2(ends, O_CLOEXEC) != 0) die("pipe: %s", strerror(errno));
+        whole_file = ends[1];
+        group_start_all(&g);
+        close(ends[1]);
+        CHECK(group_wait(&g, 20, -1), "not all have ended after die()");
+        check_failure(&g, "error: rank ", victim == 1 ? "ended without a message" : "data.bin: cannot read",
+                      __LINE__);
+        CHECK((read(ends[0], &byte, 1) == 1) == (victim != 1), "victim %d: whole: %d", victim, byte == 'w');
+        close(ends[0]);
+        group_free(&g);
+    }
+}
+
 // A launcher that is killed takes its ranks with it.
 static void test_launcher_killed(void) {
     Group g = group_new(2, 30, work, 0);
@@ -504,6 +555,7 @@ int main(void) {
     test_strangers();
     test_missing();
     test_died();
+    test_written();
     test_killed();
     test_stopped();
     test_stuck();

@@ -47,14 +47,11 @@ data="--shuffle --data $shards/text.bin"
 short=20
 long=250 # steps of a run that is struck
 
-# run N STEPS OUT OPTION...: N ranks, 0 for a process without mpirun
-run() {
-    local start="$launch -np $1"
-    if [ "$1" = 0 ]; then start=; fi
-    $start $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"
-}
+start() { if [ "$1" != 0 ]; then echo "$launch -np $1"; fi; } # N ranks; 0: a process without mpirun
+# run N STEPS OUT OPTION...
+run() { $(start $1) $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"; }
 # resume N OUT OPTION...
-resume() { $launch -np $1 $trainer --resume --out "${@:2}"; }
+resume() { $(start $1) $trainer --resume --out "${@:2}"; }
 step() { printf '%s/step_%08d' "$1" "$2"; }
 checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
 newest() { checkpoints "$1" 2>/dev/null | awk '{ print $NF + 0 }'; }
@@ -366,6 +363,18 @@ data_error() {
     dies_and_keeps "rank 1 ($(uname -n)): $scratch/high.bin: " "$out" resume 3 "$out"
 }
 
+# The checkpoint in the making when an error of one rank ends the run is finished, and the run goes on from it.
+error_while_saving() {
+    local n out
+    for n in 0 3; do
+        out=$scratch/error_$n
+        dies "high_id.bin: token 1000 has id 257" run $n $short "$out" --val-data "$shards/high_id.bin" --val-every 5 --save-every 5
+        equals 5 "$(checkpoints "$out")"
+        check "go on" resume $n "$out" --val-every 0 --val-data "$shards/val.bin"
+        same_bytes $short "$out" "$scratch/short_$n"
+    done
+}
+
 not_finite() {
     local out=$scratch/not_finite
     check "stop" run 3 $short "$out" --max-steps 5
@@ -498,6 +507,7 @@ killed
 stopped
 orphaned
 data_error
+error_while_saving
 not_finite
 full_disk
 interrupted
