@@ -22,16 +22,22 @@ static void on_end(Sequence* s) {
     ended++;
 }
 
+static World watched; // of a rank for which others wait
+
 static Engine engine_of(Model* model, const CacheSizes* sizes) {
     Engine g;
-    CHECK(engine_open(&g, &cached_trainer, model, &model->config, sizes, NULL), "the engine opens");
+    CHECK(engine_open(&g, &cached_trainer, model, &model->config, sizes, &watched), "the engine opens");
     g.on_token = on_token, g.on_end = on_end;
     return g;
 }
 
-// Runs an engine to its end: every slot and page is free again.
+// Runs an engine to its end: every slot and page is free again, and the watch has heard of each pass.
 static void run_engine(Engine* g) {
-    while (engine_step(g)) {}
+    const uint32_t heard = watched.watch.mine.changes;
+    int64_t calls = 0;
+    while (engine_step(g)) calls++;
+    CHECK(watched.watch.mine.changes == heard + (uint32_t)calls, "the watch heard of %u of %lld passes",
+          watched.watch.mine.changes - heard, (long long)calls);
     CHECK(g->pages.num_free == g->pages.pages, "%lld pages are still held",
           (long long)(g->pages.pages - g->pages.num_free));
     CHECK(!g->running.first && !g->waiting.first && !g->held.first && engine_free_slot(g) == 0,
@@ -392,6 +398,8 @@ static void check_memory(const char* name) {
 }
 
 int main(void) {
+    watched.size = 1, watched.watching = true;
+    watch_init_lock(&watched.watch);
     omp_set_num_threads(1); // the models are too small for threads to pay
     check_together("fox-pro");
     check_together("transformer-llama");

@@ -30,8 +30,9 @@ Called by requests.h and generate.h. The owner of a sequence gets its tokens and
 #include "pages.h"
 
 enum {
-    ENGINE_MEMBERS = 512,   // sequences that are added together, at most
-    ENGINE_LEAST_SHARED = 4 // tokens; a shorter common beginning is read again, which is cheaper than a fork
+    ENGINE_FIRST_PASS = 600, // seconds that it may take where the timeout is shorter
+    ENGINE_MEMBERS = 512,    // sequences that are added together, at most
+    ENGINE_LEAST_SHARED = 4  // tokens; a shorter common beginning is read again, which is cheaper than a fork
 };
 
 // Tokens that are read, and then scored or continued. Zeros but for what is set.
@@ -83,6 +84,7 @@ typedef struct {
     CacheSizes sizes;
     Cache* cache;
     PageTable pages;
+    World* world;      // NULL: nobody watches
     Lockstep lockstep; // with ranks that share the heads
     bool* slot_used;
     EngineList waiting, running, held; // not in a slot; in a pass; only for their children. Oldest first
@@ -150,7 +152,8 @@ static inline bool engine_allocate(Engine* g, int64_t heads) {
 
 // Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
 // the device, or the host, has less memory, but enough for one sequence. False where there is too little
-// memory for it. Collective among the ranks of `world` where they share heads (sizes->ranks).
+// memory for it. Collective among the ranks of `world` where they share heads (sizes->ranks). The first pass, which
+// loads kernels, may take longer than others.
 static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, const Config* config,
                                const CacheSizes* sizes, World* world) {
     const bool shares = sizes->ranks > 1;
@@ -164,10 +167,13 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
         g->V = config->vocab_size;
         g->end_of_text = config_end_of_text(config);
         g->sizes = *sizes, g->sizes.pages = pages;
+        g->world = world;
         g->lockstep = lockstep_new(shares ? world : NULL);
         g->cache = trainer->cache_new(model, &g->sizes); // first: it leaves memory for the others
         if (g->cache) g->pages = page_table_new(&g->sizes, heads);
-        if (lockstep_all(&g->lockstep, g->pages.table && engine_allocate(g, heads))) return true;
+        const bool allocated = lockstep_all(&g->lockstep, g->pages.table && engine_allocate(g, heads));
+        if (allocated && world) watch_allow(world, ENGINE_FIRST_PASS);
+        if (allocated) return true;
         engine_close(g);
         if (pages == least) return false;
     }
@@ -553,7 +559,7 @@ static inline int64_t engine_steps(Engine* g) {
     return steps;
 }
 
-// Does one pass. False when there is nothing to do.
+// Does one pass, and tells the watch so: other ranks may wait for this one. False when there is nothing to do.
 static inline bool engine_step(Engine* g) {
     engine_start_waiting(g);
     if (!g->running.first) return false;
@@ -561,6 +567,7 @@ static inline bool engine_step(Engine* g) {
     Extension* p = &g->pass;
     p->steps = engine_steps(g);
     g->trainer->extend(g->cache, p, g->scores, NULL);
+    if (g->world) watch_alive(g->world);
     lockstep_scores(&g->lockstep, g->scores, (size_t)(p->steps * p->outputs) * sizeof *g->scores);
     g->tokens_read += p->rows * p->steps, g->unread += p->rows * p->steps, g->passes += p->steps;
     for (int64_t i = 0; i < p->sequences; i++) {

@@ -46,12 +46,10 @@ static inline void lockstep_print(const Lockstep* l, const CacheSizes* sizes, in
             (long long)num_heads, lockstep_cache_gib(sizes, page_bytes));
 }
 
-// Is it so on all ranks? The first pass, which loads kernels, may take longer than others.
+// Is it so on all ranks?
 static inline bool lockstep_all(const Lockstep* l, bool mine) {
-    const double first_pass = 600;
     double refusals = mine ? 0 : 1;
     if (l->world) world_sum(l->world, &refusals, 1);
-    if (l->world) watch_allow(l->world, first_pass);
     return refusals == 0;
 }
 

@@ -546,7 +546,6 @@ static inline bool requests_work(Requests* r) {
         if (r->stop && *r->stop) break;
         if (engine_waiting(&r->engine) < r->engine.sizes.slots) requests_fill(r, !works);
         works = engine_step(&r->engine);
-        watch_alive(r->run->world);
         if (!works && r->ended && r->parsed == r->input.count) return true;
     }
     engine_abandon(&r->engine);
