@@ -1,7 +1,7 @@
 /*
 How this process was started: alone, or as one rank of many by mpirun, torchrun or srun. Nothing is connected.
 
-    mpirun     OMPI_COMM_WORLD_SIZE > 1; needs USE_MPI       rank 0's address comes over MPI (world.h)
+    mpirun     OMPI_COMM_WORLD_SIZE > 1; needs USE_MPI       rank 0's address comes over MPI (mpirun.h)
     torchrun   RANK, WORLD_SIZE > 1, LOCAL_RANK,             rank 0 listens on MASTER_PORT + 1, for torchrun's
                LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT    agent listens on MASTER_PORT
     srun       SLURM_PROCID, SLURM_STEP_NUM_TASKS > 1, ...   rank 0 is on the first host of the step, or where
@@ -11,16 +11,11 @@ SLURM_NTASKS is not read: it is also set in the shell of a batch script, where a
 */
 #pragma once
 
-#ifdef USE_MPI
-#define OMPI_SKIP_MPICXX  1
-#define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-#endif
 #include "link.h"
 
 typedef struct {
     int rank, size, local_rank, local_size;
-    bool mpi;            // MPI is initialized
+    bool mpi;            // by mpirun
     const char* unbound; // how the launcher is told not to bind ranks to cores
     LinkAddress address; // of rank 0; count 0 with MPI
 } Start;
@@ -143,50 +138,35 @@ static inline bool start_is_mpirun(void) {
     return size && strcmp(size, "1") != 0;
 }
 
-#ifdef USE_MPI
-// Initializes MPI and asks it for the ranks.
-static inline bool start_mpirun(Start* s, int* argc, char*** argv, Error* err) {
-    int provided;
-    MPI_Comm local;
-    if (MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-        return fail(err, "MPI_Init_thread has failed");
-    s->mpi = true;
-    if (MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN) != MPI_SUCCESS)
-        return fail(err, "MPI cannot return errors");
-    s->unbound = "start mpirun with --bind-to none";
-    if (MPI_Comm_rank(MPI_COMM_WORLD, &s->rank) != MPI_SUCCESS ||
-        MPI_Comm_size(MPI_COMM_WORLD, &s->size) != MPI_SUCCESS ||
-        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local) != MPI_SUCCESS ||
-        MPI_Comm_rank(local, &s->local_rank) != MPI_SUCCESS ||
-        MPI_Comm_size(local, &s->local_size) != MPI_SUCCESS || MPI_Comm_free(&local) != MPI_SUCCESS)
-        return fail(err, "MPI does not tell the rank of this process");
-    if (provided < MPI_THREAD_FUNNELED)
-        return fail(err, "this MPI does not allow threads (MPI_THREAD_FUNNELED); install another");
-    return true;
-}
-#else
-// Fails: every process would train alone.
-static inline bool start_mpirun(Start* s, int* argc, char*** argv, Error* err) {
-    (void)argc, (void)argv;
+// Reads the variables that Open MPI's mpirun sets. Fails in a build without MPI: every process would train alone.
+static inline bool start_mpirun(Start* s, Error* err) {
+    int rank = 0;
     if (!start_number("OMPI_COMM_WORLD_SIZE", 1, INT32_MAX, &s->size, err) ||
-        !start_number("OMPI_COMM_WORLD_RANK", 0, s->size - 1, &s->rank, err))
+        !start_number("OMPI_COMM_WORLD_RANK", 0, s->size - 1, &rank, err))
         return false;
+    s->rank = rank;
+#ifdef USE_MPI
+    s->mpi = true;
+    s->unbound = "start mpirun with --bind-to none";
+    return start_number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, s->size, &s->local_size, err) &&
+           start_number("OMPI_COMM_WORLD_LOCAL_RANK", 0, s->local_size - 1, &s->local_rank, err);
+#else
     return fail(err,
                 "started as rank %d of %d by mpirun, but this build has no MPI: install OpenMPI's headers "
                 "and rebuild "
                 "(USE_MPI=1)",
                 s->rank, s->size);
-}
 #endif
+}
 
 // Finds out how this process was started, and its rank. Alone: rank 0 of 1, and nothing has been touched. On
 // error rank is 0 where it is not known, so that a message is printed.
-static inline bool start_identify(Start* s, int* argc, char*** argv, Error* err) {
+static inline bool start_identify(Start* s, Error* err) {
     const char *size = getenv("WORLD_SIZE"), *tasks = getenv("SLURM_STEP_NUM_TASKS");
     memset(s, 0, sizeof *s);
     s->size = s->local_size = 1;
     s->address.token = 0xcbf29ce484222325u;
-    if (start_is_mpirun()) return start_mpirun(s, argc, argv, err);
+    if (start_is_mpirun()) return start_mpirun(s, err);
     if (size && strcmp(size, "1") != 0) return start_torchrun(s, err);
     if (getenv("SLURM_PROCID") && tasks && strcmp(tasks, "1") != 0) return start_slurm(s, err);
     return true;

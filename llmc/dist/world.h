@@ -1,7 +1,7 @@
 /*
 The ranks of a run: who this process is, and what ranks say to one another outside a step.
 
-    World* world = world_identify(&argc, &argv);    rank, size, local rank. Only rank 0 prints from here on
+    World* world = world_identify();    rank, size, local rank. Only rank 0 prints from here on
     ... command line ...
     world_connect(world, timeout);                  connections (link.h) and the watch thread (watch.h)
     ... world_allgather, world_broadcast, world_barrier, world_sum: collectives of the main threads ...
@@ -18,6 +18,7 @@ function returns an error, except world_send and world_receive.
 
 #include <sched.h>
 #include <sys/prctl.h>
+#include "mpirun.h"
 #include "start.h"
 #include "watch.h"
 
@@ -25,7 +26,7 @@ typedef struct World {
     int rank, size;             // 0 of 1: alone
     int local_rank, local_size; // among the ranks of this host
     char host[64];
-    bool mpi; // started by mpirun, with MPI initialized
+    bool mpi; // started by mpirun; MPI is initialized from world_connect on
     LinkAddress address;
     double timeout;     // seconds
     const char* advice; // set before world_connect: what to do when a rank has failed; NULL: nothing
@@ -81,12 +82,12 @@ static inline void world_check_cores(const World* w, const char* remedy) {
 // Says which rank this process is. Dies with one line if it is one of several and its environment is
 // malformed. With several ranks, stdout of all but rank 0 is discarded from here on, and their warnings and
 // errors until world_connect: they would be those of rank 0.
-static inline World* world_identify(int* argc, char*** argv) {
+static inline World* world_identify(void) {
     World* w = &world_instance;
     Start s;
     Error err;
     memset(w, 0, sizeof *w);
-    bool ok = start_identify(&s, argc, argv, &err);
+    bool ok = start_identify(&s, &err);
     w->rank = s.rank;
     w->size = s.size;
     w->local_rank = s.local_rank;
@@ -278,29 +279,31 @@ static inline void world_watch(World* w) {
     w->watching = true;
 }
 
-// Rank 0's part: listens, tells its address by MPI, accepts all others.
+// Under mpirun: initializes MPI, by which all get rank 0's address.
+static inline bool world_connect_mpi(World* w, Error* err) {
+#ifdef USE_MPI
+    return !w->mpi ||
+           mpirun_connect(&w->link.address, w->rank, w->size, w->local_size == w->size, w->timeout, err);
+#else
+    (void)w, (void)err;
+    return true;
+#endif
+}
+
+// Rank 0's part: listens, accepts all others.
 static inline bool world_accept(World* w, Error* err) {
     if (!link_listen(&w->link, err)) return false;
     link_set_self(&w->link);
-#ifdef USE_MPI
-    if (w->mpi) {
-        LinkAddress* a = &w->link.address;
-        if (!link_own_addresses(a, err) || !link_random_token(a, err)) return false;
-        if (MPI_Bcast(a, (int)sizeof *a, MPI_BYTE, 0, MPI_COMM_WORLD) != MPI_SUCCESS)
-            return fail(err, "MPI_Bcast has failed");
-    }
-#endif
+    LinkAddress* a = &w->link.address;
+    if (w->mpi && (!link_own_addresses(a, err) || !link_random_token(a, err))) return false;
+    if (!world_connect_mpi(w, err)) return false;
     world_watch(w);
     return link_accept(&w->link, w->timeout, err);
 }
 
 // The part of the other ranks. The watch starts with its connection: from then on messages are claimed.
 static inline bool world_reach(World* w, Error* err) {
-#ifdef USE_MPI
-    LinkAddress* a = &w->link.address;
-    if (w->mpi && MPI_Bcast(a, (int)sizeof *a, MPI_BYTE, 0, MPI_COMM_WORLD) != MPI_SUCCESS)
-        return fail(err, "MPI_Bcast has failed");
-#endif
+    if (!world_connect_mpi(w, err)) return false;
     if (!link_connect(&w->link, LINK_WATCH, w->timeout, err)) return false;
     world_watch(w);
     return link_connect(&w->link, LINK_CONTROL, w->timeout, err) &&
@@ -323,7 +326,7 @@ static inline void world_connect(World* w, double timeout) {
 }
 
 // Collective: returns when every rank has reached the end of its work; then closes the connections, and MPI.
-// From then on the end of another rank is no failure. Before world_connect it only closes MPI.
+// From then on the end of another rank is no failure.
 static inline void world_close(World* w) {
     int lost = -1;
     if (w->watching) {

@@ -416,7 +416,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     t->snapshot = *snapshot;
     t->requests = requests;
     training_open(t);
-    run_catch_signals(run->world);
+    if (run->world->size == 1) run_catch_signals(run->world);
     run_print_start(run, &t->data, t->val_sequences);
     training_log_start(t);
     char at[RUN_PROGRESS_BYTES];
@@ -529,25 +529,25 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
 }
 
 // Parses the command line. Prints help or version if asked to, and exits.
-static inline CommandLine run_parse(int argc, char** argv, const Trainer* trainer, World* world) {
+static inline CommandLine run_parse(int argc, char** argv, const Trainer* trainer) {
     const CommandLine line = command_line_parse(argc, argv);
     if (!line.options.help && !line.options.version) return line;
     if (line.options.help)
         options_print_help(stdout, argv[0], trainer->summary);
     else
         run_print_version(argv[0], trainer->built_with);
-    check_printed();
-    world_close(world);
-    exit(EXIT_SUCCESS);
+    exit(check_printed());
 }
 
 // The program: returns the exit code of main.
 static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     guard_process();
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // in a pipe or file too, lines are seen as they are printed
-    World* world = world_identify(&argc, &argv);
-    const CommandLine line = run_parse(argc, argv, trainer, world);
+    World* world = world_identify();
+    const CommandLine line = run_parse(argc, argv, trainer);
     if (line.mode == RUN_TRAIN && line.options.out) world->advice = "continue with --resume";
+    if (line.mode == RUN_TRAIN && world->size > 1)
+        run_catch_signals(world); // one that ends a rank here ends all
     world_connect(world, (double)line.options.timeout);
     ranks_compare_start(world, argc, argv, trainer->element_bytes);
     RunFolder folder = run_folder_open(&line, world);

@@ -22,7 +22,7 @@ static void test_alone(void) {
     setenv("WORLD_SIZE", "1", 1);
     setenv("SLURM_PROCID", "0", 1);
     setenv("SLURM_NTASKS", "8", 1);
-    World* w = world_identify(NULL, NULL);
+    World* w = world_identify();
     world_connect(w, 10);
     int mine = 5, all = 0;
     double x = 0.5;
@@ -54,7 +54,7 @@ static void identify_with(const char* name, const char* value) {
         setenv(name, value, 1);
     else
         unsetenv(name);
-    world_identify(NULL, NULL);
+    world_identify();
 }
 
 static void test_variables(void) {
@@ -75,7 +75,7 @@ static void test_variables(void) {
     clear_environment();
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     setenv("OMPI_COMM_WORLD_RANK", "0", 1);
-    CHECK_DIES("started as rank 0 of 4 by mpirun, but this build has no MPI", world_identify(NULL, NULL));
+    CHECK_DIES("started as rank 0 of 4 by mpirun, but this build has no MPI", world_identify());
 #endif
 }
 
@@ -100,7 +100,7 @@ static void test_slurm(void) {
         setenv("SLURM_STEP_TASKS_PER_NODE", "2(x3),1", 1);
         setenv("SLURM_STEP_NODELIST", "n[1-4]", 1);
         setenv("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.9", 1);
-        World* w = world_identify(NULL, NULL);
+        World* w = world_identify();
         bool good = w->rank == 5 && w->size == 7 && w->local_rank == 1 && w->local_size == 2 &&
                     w->address.count == 2 && strcmp(w->address.names[0], "n1") == 0 &&
                     strcmp(w->address.names[1], "10.0.0.9") == 0 && w->address.port >= 20000 &&

@@ -73,7 +73,7 @@ static void group_start(Group* g, int slot, int rank) {
     if (dup2(g->message_end, STDERR_FILENO) < 0 || !freopen("/dev/null", "w", stdout)) _exit(99);
     set_torchrun(rank, g->size, g->port);
     if (g->victim < 0 && rank == -g->victim) setenv("TORCHELASTIC_RUN_ID", "another run", 1);
-    World* world = world_identify(NULL, NULL);
+    World* world = world_identify();
     world->advice = g->advice;
     world_connect(world, g->timeout);
     if (write(g->mark_end, "c", 1) != 1) _exit(98);

@@ -231,6 +231,21 @@ differences() {
     elsewhere "model's configuration" --shuffle --data same.bin
 }
 
+# A rank that is another program, or ends at once, and a signal while ranks start.
+not_together() {
+    local all="$trainer $model $data --micro-batch 2 --max-tokens 3840 --timeout 2" odd code
+    for odd in "tail -f /dev/null" "$trainer --help" true; do
+        dies "rank 1 of 2 did not initialize MPI within 2 s" timeout 60 $launch -np 1 $all : -np 1 $odd
+    done
+    dies "rank 0 of 3 did not initialize MPI within 2 s" timeout 60 $launch -np 1 tail -f /dev/null : -np 2 $all
+    # while it waits in MPI_Init for rank 0, which begins after that
+    all=${all% --timeout 2} code=0
+    $launch -np 1 bash -c 'until grep -q "@train_fox $PMIX_NAMESPACE 1\$" /proc/net/unix; do :; done
+        kill -USR1 "$(cat "$0")"; exec "$@"' "$scratch/rank_1" $all : \
+        -np 1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $all >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+    equals "75 1" "$code $(grep -c "^step" "$scratch/stdout")"
+}
+
 # Two runs in one folder, and other data than the checkpoint's.
 folders() {
     local out=$scratch/locked
@@ -501,6 +516,7 @@ evaluated
 other_builds
 refused
 differences
+not_together
 folders
 references
 killed

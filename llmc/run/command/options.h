@@ -154,7 +154,7 @@ ROW(FLAG, fp8, "fp8", "", 0, 0, 0, \
     "from compute capability 8.9 on") \
 GROUP("Many ranks (mpirun, torchrun or srun)") \
 ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
-    "end the run when a rank makes no progress for so long") \
+    "end the run when a rank does not come, or makes no progress, for so long") \
 ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
     "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
 ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
