@@ -43,7 +43,7 @@ static inline bool cache_write(const char* path, const void* data, size_t bytes,
     char part[PATH_LENGTH];
     strcat(strcpy(part, path), ".part"); // join_name left room
     FILE* f = fopen(part, "wb");
-    if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
+    if (!f) return fail(err, "%s: cannot create: %s", part, strerror(errno));
     fwrite(data, 1, bytes, f); // close_and_rename reports errors
     return close_and_rename(f, part, path, err);
 }

@@ -270,9 +270,9 @@ static inline bool download(Downloader* d, const char* url, size_t max_bytes, Do
     for (int tried = 1;; tried++, pause *= 2) {
         DownloadResult result = download_once(d, url, check, context, &why);
         if (result == DOWNLOAD_GOOD) return true;
-        if (result == DOWNLOAD_GIVE_UP) return fail(err, "%.500s: %.400s", url, why.msg);
+        if (result == DOWNLOAD_GIVE_UP) return fail(err, "%s: %s", url, why.msg);
         if (tried >= d->tries || stop_asked(d->stop))
-            return fail(err, "%.500s: %.400s (tries: %d)", url, why.msg, tried);
+            return fail(err, "%s: %s (tries: %d)", url, why.msg, tried);
         curl_off_t asked = 0;
         curl_easy_getinfo(d->curl, CURLINFO_RETRY_AFTER, &asked);
         double wait = (double)asked > pause ? (double)asked : pause;

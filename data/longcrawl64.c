@@ -234,7 +234,7 @@ static bool open_source(Work* w, Error* err) {
     bool ok = text && zarr_parse(&w->array, path, text, bytes, err) && load_sums(w, err), known;
     Error why;
     if (ok && w->sums.count && !sums_check(&w->sums, w->array_name, ".zarray", text, bytes, &known, &why))
-        ok = fail(err, "%.500s: %.500s", path, why.msg);
+        ok = fail(err, "%s: %s", path, why.msg);
     free(text);
     return ok;
 }
@@ -289,14 +289,14 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     if (!shard_path(path, w->options->out, w->shard_split, s, err)) return false;
     if (access(path, F_OK) != 0) return true;
     if (!shard_read_header(path, &h, &why))
-        return fail(err, "%.900s; remove this file or choose another --out", why.msg);
+        return fail(err, "%s; remove this file or choose another --out", why.msg);
     if (h.masked)
-        return fail(err, "%.900s: has a mask, unlike LongCrawl64; remove this file or choose another --out",
+        return fail(err, "%s: has a mask, unlike LongCrawl64; remove this file or choose another --out",
                     path);
     int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
     if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
         return fail(err,
-                    "%.500s: has %lld tokens in documents of %lld, but this command writes %lld in documents "
+                    "%s: has %lld tokens in documents of %lld, but this command writes %lld in documents "
                     "of %lld; remove this file or choose another --out",
                     path, (long long)h.tokens, (long long)h.doc_len, (long long)tokens, (long long)D);
     w->complete[s] = true;
@@ -454,7 +454,7 @@ static bool check_different(const Work* w, Output* out, const char* path, const 
     if (!same) return true;
     join_name(other, w->array_folder, same);
     if (w->remote) unlink(path), unlink(other);
-    return fail(err, "%.900s: has the same bytes as chunk %s: the source has one for the other", path, same);
+    return fail(err, "%s: has the same bytes as chunk %s: the source has one for the other", path, same);
 }
 
 // Reads chunk (row, column) and copies its part of the row's first `documents` documents to out->row.
@@ -469,7 +469,7 @@ static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_
     if (!data) return false;
     bool known, ok = zarr_decode(a, data, bytes, out->chunk, &why) &&
                      sums_check(&w->sums, w->array_name, strrchr(path, '/') + 1, data, bytes, &known, &why);
-    if (!ok) fail(err, "%.500s: damaged: %.400s", path, why.msg);
+    if (!ok) fail(err, "%s: damaged: %s", path, why.msg);
     ok = ok && check_different(w, out, path, data, bytes, err);
     free(data);
     if (!ok) return false;

@@ -47,9 +47,21 @@ typedef struct {
 } Error;
 
 // Fills err with the formatted message. Control characters become '?', so that the message stays one line
-// even when it quotes a name from a damaged file.
+// even when it quotes a name from a damaged file. A message that is too long loses its middle: the cause stands
+// behind a path.
 static inline void set_message(Error* err, const char* format, va_list args) {
-    vsnprintf(err->msg, sizeof err->msg, format, args);
+    enum { BYTES = sizeof err->msg, TAIL = BYTES / 2 };
+    va_list again;
+    va_copy(again, args);
+    const int length = vsnprintf(err->msg, BYTES, format, args);
+    char* whole = length >= BYTES ? (char*)malloc((size_t)length + 1) : NULL;
+    if (whole) {
+        vsnprintf(whole, (size_t)length + 1, format, again);
+        memcpy(err->msg + BYTES - TAIL - 3, "...", 3);
+        memcpy(err->msg + BYTES - TAIL, whole + length + 1 - TAIL, TAIL);
+    }
+    free(whole);
+    va_end(again);
     for (char* c = err->msg; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
 }

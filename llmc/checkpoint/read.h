@@ -145,7 +145,7 @@ static inline bool checkpoint_verify_init(const char* folder, int part, int part
     BlockList list = {&record, -1, 0, part, parts};
     ok = ok && checkpoint_verify_files(folder, 1, &list, world, &why);
     json_free(&record);
-    return ok || fail(err, "%.800s; if the folder was changed on purpose, remove its trainer.json", why.msg);
+    return ok || fail(err, "%s; if the folder was changed on purpose, remove its trainer.json", why.msg);
 }
 
 // ----------------------------------------------------------------------------

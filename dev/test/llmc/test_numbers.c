@@ -1,4 +1,4 @@
-// Tests of llmc/base/numbers.h: valid and invalid numbers and counts.
+// Tests of llmc/base/numbers.h and common.h: valid and invalid numbers and counts, the length of messages.
 #include "../check.h"
 #include "../../../llmc/base/numbers.h"
 
@@ -28,7 +28,27 @@ static void test_whole(void) {
         CHECK(!parse_whole(bad[i], &value), "'%s' is accepted as a whole number", bad[i]);
 }
 
+// A path of any length hides neither the cause behind it nor where it begins.
+static void test_long_message(void) {
+    char path[PATH_LENGTH];
+    Error err;
+    for (size_t n = 900; n < sizeof path; n += n < 1100 ? 1 : 333) {
+        memset(path, 'x', n);
+        memcpy(path, "/data/", 6);
+        path[n] = '\0';
+        fail(&err, "%s: cannot open: No such file or directory", path);
+        const size_t length = strlen(err.msg), whole = n + strlen(": cannot open: No such file or directory");
+        CHECK(length == (whole < sizeof err.msg ? whole : sizeof err.msg - 1), "%zu bytes of %zu", length,
+              whole);
+        CHECK(strncmp(err.msg, "/data/xxx", 9) == 0 &&
+                  strstr(err.msg, "xx: cannot open: No such file or directory"),
+              "%zu bytes: %s", n, err.msg);
+        CHECK(!strstr(err.msg, "x...x") == (whole < sizeof err.msg), "%zu bytes: %s", n, err.msg);
+    }
+}
+
 int main(void) {
+    test_long_message();
     static const char* const bad[] = {"",      " ",      " 1",   "1 ",   "k",     "1kk",   "1KB",  "1ki",
                                       "1m",    "1i",     "1kiB", "0x10", "inf",   "nan",   "-inf", "1e",
                                       "1e999", ".",      "-",    "--1",  "1,000", "1.2.3", "+ 1",  "e5",
