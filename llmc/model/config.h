@@ -9,6 +9,7 @@ the range checks all walk it, so a key is described once.
 
 #include <math.h>
 #include "../base/common.h"
+#include "../base/nearest.h"
 #include "../base/numbers.h"
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
@@ -269,12 +270,16 @@ static inline bool config_has_key(const Config* c, const ConfigKey* key) { retur
 // names the file or option in messages.
 static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
     const ConfigKey* key = NULL;
-    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
-        if (config_has_key(c, &config_keys[i]) && strcmp(config_keys[i].name, name) == 0)
-            key = &config_keys[i];
+    char hint[2 * NEAREST_BYTES];
+    Nearest near = nearest_to(name, strlen(name));
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        if (!config_has_key(c, &config_keys[i])) continue;
+        if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
+        nearest_try(&near, config_keys[i].name);
+    }
     if (!key)
-        return fail(err, "%s: no config key is called '%s'; --dry-run prints those in config.json", where,
-                    name);
+        return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
+                    name, nearest_hint(&near, hint, ""));
     void* field = (char*)c + key->offset;
     bool null = strcmp(text, "null") == 0 && key->nullable;
     double number = key->null_value;

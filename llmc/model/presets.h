@@ -35,12 +35,15 @@ static inline Recipe config_recipe(const Size* size, const RecipeRow* row) {
 // Fills config and recipe from a preset's name, FAMILY-SIZE, and a recipe that it has.
 static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* name, RecipeName wanted,
                                         Error* err) {
+    char hint[2 * NEAREST_BYTES];
+    Nearest near = nearest_to(name, strlen(name));
     for (int i = 0; i < NUM_FAMILIES * NUM_SIZES; i++) {
         const Family* family = &config_families[i / NUM_SIZES];
         const Size* size = &config_sizes[i % NUM_SIZES];
         const ModelShape* shape = &family->shapes[i % NUM_SIZES];
         char preset[64], rows[512];
         snprintf(preset, sizeof preset, "%s-%s", family->name, size->name);
+        nearest_try(&near, preset);
         if (strcmp(name, preset) != 0) continue;
         const RecipeRow* row = recipe_find(wanted, family->name, size->name);
         if (!row) {
@@ -66,7 +69,8 @@ static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* n
         c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
         return true;
     }
-    return fail(err, "--model %s: no such preset; a preset is one of " PRESET_NAMES, name);
+    return fail(err, "--model %s: no such preset%s; a preset is one of " PRESET_NAMES, name,
+                nearest_hint(&near, hint, ""));
 }
 
 // The same with the preset's own recipe.

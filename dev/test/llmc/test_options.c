@@ -455,7 +455,47 @@ static void check_recorded_choices(void) {
     }
 }
 
+// A mistyped name is answered with the nearest one; one that is near to nothing, by itself.
+static void check_nearest(void) {
+    static const struct {
+        const char *option, *says;
+    } options_typed[] = {{"--seeed=1", "--seeed: no such option (is --seed meant?); --help lists them"},
+                         {"--resmue", "is --resume meant?"},
+                         {"--warmup=1", "is --warmup-tokens meant?"},
+                         {"--maxtokens", "is --max-tokens meant?"},
+                         {"--top_k 1", "is --top-k meant?"},
+                         {"--learning-rate 1", "--learning-rate: no such option; --help"},
+                         {"--x", "--x: no such option; --help"},
+                         {"--=", "--: no such option; --help"}};
+    for (size_t i = 0; i < sizeof options_typed / sizeof options_typed[0]; i++)
+        CHECK(!parse(options_typed[i].option) && strstr(err.msg, options_typed[i].says), "%s: %s",
+              options_typed[i].option, err.msg);
+    static const struct {
+        const char *typed, *says;
+    } presets[] = {{"foxpro-125m", "no such preset (is fox-pro-125m meant?); a preset is one of"},
+                   {"fox-pro-760M", "is fox-pro-760m meant?"},
+                   {"transformer_llama-nano", "is transformer-llama-nano meant?"},
+                   {"gpt2", "--model gpt2: no such preset; a preset is"}};
+    Config c;
+    Recipe r;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
+        CHECK(!config_preset_recipe(&c, &r, presets[i].typed, RECIPE_ANALYSIS, &err) &&
+                  strstr(err.msg, presets[i].says),
+              "%s: %s", presets[i].typed, err.msg);
+    c = config_defaults();
+    CHECK(!config_set(&c, "--set", "num_head", "2", &err) &&
+              strstr(err.msg, "'num_head' (is num_heads meant?); --dry-run prints"),
+          "%s", err.msg);
+    CHECK(!config_set(&c, "--set", "colour", "2", &err) && strstr(err.msg, "'colour'; --dry-run prints"),
+          "%s", err.msg);
+    char word[200];
+    memset(word, 'x', sizeof word);
+    CHECK(nearest_to(word, sizeof word).word[0] == '\0', "a word that is longer than any name");
+    CHECK(edit_distance("kitten", "sitting") == 3 && edit_distance("", "abc") == 3, "edit_distance");
+}
+
 int main(void) {
+    check_nearest();
     check_parse();
     check_switch();
     check_choices();

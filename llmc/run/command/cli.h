@@ -13,6 +13,7 @@ error names the option that caused it.
 #pragma once
 
 #include "../../base/common.h"
+#include "../../base/nearest.h"
 #include "../../base/numbers.h"
 
 #ifndef CODE_VERSION // the Makefile defines it from git
@@ -131,6 +132,17 @@ static inline const CliRow* cli_find(const CliRow* rows, int num_rows, const cha
     return NULL;
 }
 
+// Fails for an option that there is not.
+static inline bool cli_fail_unknown(const CliRow* rows, int num_rows, const char* name, size_t n,
+                                    Error* err) {
+    char hint[2 * NEAREST_BYTES];
+    Nearest near = nearest_to(name, n);
+    for (int i = 0; i < num_rows; i++)
+        if (rows[i].type != CLI_GROUP) nearest_try(&near, rows[i].name);
+    return fail(err, "--%.*s: no such option%s; --help lists them", (int)n, name,
+                nearest_hint(&near, hint, "--"));
+}
+
 // Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
 // Of an option that is given twice the last value counts, so that a script can append its arguments to its
@@ -164,7 +176,7 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
         }
         size_t n = strcspn(name, "=");
         const CliRow* row = cli_find(rows, num_rows, name, n);
-        if (!row) return fail(err, "--%.*s: no such option; --help lists them", (int)n, name);
+        if (!row) return cli_fail_unknown(rows, num_rows, name, n, err);
         const char* value = name[n] == '=' ? name + n + 1 : NULL;
         if (row->type == CLI_FLAG && value) return fail(err, "--%s takes no value", row->name);
         if (row->type == CLI_SWITCH && !value) {
