@@ -112,6 +112,8 @@ static const double DOWNLOAD_FIRST_PAUSE =
     0.25; // seconds before the second attempt; doubled before each further one
 static const double DOWNLOAD_MAX_PAUSE = 300; // seconds; also limits a server's Retry-After
 
+static int download_slow; // Has one of the threads said that downloads fail?
+
 // Checks the content of a download. On false, err contains the reason without the source.
 typedef bool DownloadCheck(const void* data, size_t bytes, void* context, Error* err);
 
@@ -273,6 +275,9 @@ static inline bool download(Downloader* d, const char* url, size_t max_bytes, Do
         if (result == DOWNLOAD_GIVE_UP) return fail(err, "%s: %s", url, why.msg);
         if (tried >= d->tries || stop_asked(d->stop))
             return fail(err, "%s: %s (tries: %d)", url, why.msg, tried);
+        if (tried == 2 && __sync_bool_compare_and_swap(&download_slow, 0, 1))
+            warn("%s: %s; a download is tried up to %d times, with pauses of up to %.0f s", url, why.msg,
+                 d->tries, DOWNLOAD_MAX_PAUSE);
         curl_off_t asked = 0;
         curl_easy_getinfo(d->curl, CURLINFO_RETRY_AFTER, &asked);
         double wait = (double)asked > pause ? (double)asked : pause;

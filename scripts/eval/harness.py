@@ -48,6 +48,19 @@ import sys
 
 from fox import Error, Tokenizer, Trainer, add_model_options, cut_at, run
 
+LONGBENCH_TOKENS = 15500  # of a prompt
+
+
+def options_parser():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    add_model_options(parser)
+    parser.add_argument("--longbench", type=int, nargs="?", const=LONGBENCH_TOKENS, metavar="N",
+                        help="LongBench as in the paper, prompts of at most N tokens (15500)")
+    return parser
+
+
 try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
@@ -55,12 +68,11 @@ try:
     from tqdm import tqdm
 except ImportError as e:
     if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__.strip())
+        options_parser().print_help()
         sys.exit()
     sys.exit(f"error: Python package {e.name} is missing: pip install -c scripts/requirements.txt lm_eval")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-LONGBENCH_TOKENS = 15500  # of a prompt
 
 
 @register_model("fox")
@@ -136,13 +148,7 @@ def cut_middle(tokenizer, text, most):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
-    add_model_options(parser)
-    parser.add_argument("--longbench", type=int, nargs="?", const=LONGBENCH_TOKENS, metavar="N",
-                        help="LongBench as in the paper, prompts of at most N tokens (15500)")
-    ours, theirs = parser.parse_known_args()
+    ours, theirs = options_parser().parse_known_args()
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}
     sys.argv = ["lm_eval", "run", "--model", "fox", "--model_args", json.dumps(arguments), *theirs]

@@ -31,7 +31,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from fox import Error, Tokenizer, add_model_options, run
-from samples import Samples, add_sample_options, mean_and_error, numbers, training_length
+from samples import Samples, add_sample_options, mean_and_error, mean_text, numbers, training_length
 
 RESERVED = 200  # tokens of a prompt for the question and the answer, at least
 STRIDE = 65536  # tokens between the haystacks of two samples
@@ -187,8 +187,7 @@ def print_means(results, train_length):
         for part, holds in parts.items():
             values = [r[name] for cell, r in results.items() if holds(cell[0])]
             if values:
-                mean, error = mean_and_error(values)
-                print(f"{name}{part}: {mean:.3f} +- {error:.3f}")
+                print(f"{name}{part}: {mean_text(*mean_and_error(values), digits=3)}")
 
 
 def draw(path, scores, lengths, depths, train_length):

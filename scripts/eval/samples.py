@@ -15,14 +15,19 @@ from fox import Error, Trainer, add_model_options, check_writable, read_json, re
 CHUNK = 1 << 22  # tokens of requests in memory, about
 LONGEST = 1 << 16  # tokens that the trainer takes in a request without --seq-len
 SAVE_EVERY = 2  # seconds
+SAY_EVERY = 60  # seconds between lines of progress, where no terminal shows it
 MODEL = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")  # options of add_model_options
 
 
 def mean_and_error(values):
-    """The mean and its standard error; 0 for one value."""
+    """The mean and its standard error; None for one value."""
     mean = sum(values) / len(values)
-    variance = sum((v - mean)**2 for v in values) / max(1, len(values) - 1)
-    return mean, (variance / len(values))**0.5
+    squares = sum((v - mean)**2 for v in values)
+    return mean, (squares / (len(values) - 1) / len(values))**0.5 if len(values) > 1 else None
+
+
+def mean_text(mean, error, digits=2):
+    return f"{mean:.{digits}f}" + (f" +- {error:.{digits}f}" if error is not None else "")
 
 
 class Samples:
@@ -30,7 +35,7 @@ class Samples:
 
     def __init__(self, path, settings, names, member="samples"):
         self.path, self.settings, self.names, self.member = path, settings, names, member
-        self.results, self.saved = {}, 0
+        self.results, self.saved, self.said = {}, 0, -SAY_EVERY
         check_writable(path)
         if not Path(path).exists():
             return
@@ -61,6 +66,7 @@ class Samples:
             return
         if getattr(options, "picture", None):
             check_writable(options.picture)
+        self._say(missing)
         model = {name: getattr(options, name) for name in MODEL} | {"ids": ids}
         if longest > max(LONGEST, options.seq_len or 0):
             model["seq_len"] = longest
@@ -89,9 +95,16 @@ class Samples:
             self.results[key] = grade([answers[k][i] for i in range(len(requests))])
             if time.monotonic() - self.saved > SAVE_EVERY:
                 self.save()
-            if sys.stderr.isatty():
-                done = sum(key in self.results for key in missing)
-                print(f"\r{done}/{len(missing)} samples ", end="", file=sys.stderr, flush=True)
+            self._say(missing)
+
+    def _say(self, missing):
+        """Progress, from the first moment on: a sample may take minutes."""
+        text = f"{sum(key in self.results for key in missing)}/{len(missing)} samples"
+        if sys.stderr.isatty():
+            print(f"\r{text} ", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.said >= SAY_EVERY:
+            print(text, file=sys.stderr, flush=True)
+            self.said = time.monotonic()
 
 
 # ----------------------------------------------------------------------------
@@ -131,7 +144,7 @@ def print_means(points, measures, corner):
         print(f"\n{title}\n{corner:{width}s}" + "".join(f"{at:>18}" for at in columns))
         for series in dict.fromkeys(series for series, _ in found):
             cells = (found.get((series, at)) for at in columns)
-            texts = (f"{c[0]:.2f} +- {c[1]:.2f}" if c else "" for c in cells)
+            texts = (mean_text(*c[:2]) if c else "" for c in cells)
             print(f"{series!s:{width}s}" + "".join(f"{text:>18}" for text in texts))
 
 
@@ -147,7 +160,7 @@ def draw(path, points, measures, names, x, mark=None):
             line = sorted((at, *m[name]) for (of, at), m in points.items() if of == series and name in m)
             if line:
                 at, mean, error, _ = map(list, zip(*line))
-                band = [m - e for m, e in zip(mean, error)], [m + e for m, e in zip(mean, error)]
+                band = [m - (e or 0) for m, e in zip(mean, error)], [m + (e or 0) for m, e in zip(mean, error)]
                 label = series if isinstance(series, str) else f"{names[0]} {series}"
                 plots.curve(axes, at, mean, k, label, band, curves=len(order))
                 plots.dots(axes, at, mean, k)

@@ -338,6 +338,9 @@ fetched "0.0 0.1 0.2 0.3 0.4"
 dies "$url/plain/none/train.zarr/.zarray: the server answered HTTP 404" train "$url/plain/none"
 dies "bad JSON" train "$url/html@.zarray" --tries 1
 dies "http://127.0.0.1:1/train.zarr/.zarray: Failed to connect" train http://127.0.0.1:1 --tries 1
+if train http://127.0.0.1:1 --tries 3 2>"$scratch/stderr"; then fail "no network"; else pass; fi
+equals "warning error" "$(sed 's/: .*//' "$scratch/stderr" | xargs)"
+said "a download is tried up to 3 times, with pauses of up to 300 s" stderr
 dies "log/train.zarr: cannot create this folder" train "$url/plain" --cache "$scratch/log"
 
 # ----------------------------------------------------------------------------

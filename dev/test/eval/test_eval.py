@@ -103,6 +103,10 @@ class TestTrainer(Case):
             self.assertEqual(fox.unescape(fox.escape(text)), text)
         self.assertEqual(fox.unescape("\\x \\u12 \\ud83d|\\/"), "\\x \\u12 \ufffd|/")
 
+    def test_help(self):
+        """Needs no lm_eval."""
+        self.assertRegex(self.run_script("harness.py", "--help"), r"\n  --init DIR [\s\S]*\n  --json-escape ")
+
     def test_program(self):
         """train_foxcu where there is a GPU and it is built, as sweep.sh."""
         smi, path = self.tmp / "nvidia-smi", os.environ["PATH"]
@@ -277,7 +281,7 @@ class TestNeedle(Case):
             (self.tmp / "out.json").unlink(missing_ok=True)
             folder = self.model(window=900, options={"seq-len": 900, "json-escape": False})
             done = self.start("needle.py", *self.arguments(folder, kind=kind))
-            self.assertEqual(done.stderr, "12 answers\n")  # said by a trainer that ends by itself
+            self.assertEqual(done.stderr, "0/6 samples\n12 answers\n")  # said by a trainer that ends by itself
             scores = {cell: c["score"] for cell, c in self.cells().items()}
             self.assertEqual(len(scores), 6)
             missed = scores.pop((1200, 0, 0))

@@ -50,6 +50,15 @@ class TestText(TaskCase):
         found = grade([{"tokens": [7]}, {"logprob": -1}, {"tokens": [9]}, {"logprob": -3}])
         self.assertEqual(found, {"right": 50, "stale": 0, "logprob": -2})
 
+    def test_one_sample(self):
+        """It has no standard error. What is computed is said from the first moment on."""
+        out, model = self.tmp / "one.json", self.model(answers="right")
+        done = self.start("tasks/keys.py", "text", "--init", model, "--trainer", SOLVER, "--out", out, "--keys", 2,
+                          "--updates", "1,3", "--samples", 1)
+        self.assertEqual((done.returncode, done.stderr.splitlines()[:1]), (0, ["0/2 samples"]), done.stderr)
+        self.assertEqual({m["right_error"] for m in json.loads(out.read_text())["means"]}, {None})
+        self.assertRegex(done.stdout, r"right, %\n.*\n2 +100\.00 +100\.00\n")
+
     def test_right_stale_and_no_answers(self):
         options = ["text", "--keys", "2,5", "--updates", "3,20", "--samples", 3]
         for answers, right, stale in (("right", 100, 0), ("stale", 0, 100), ("none", 0, 0)):

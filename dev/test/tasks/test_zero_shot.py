@@ -131,7 +131,7 @@ class TestZeroShot(TaskCase):
         results = {("a", 1, k): {"x": x} for k, x in enumerate((1, 2, 3, 4))} | {("a", 2, 0): {"x": 7, "y": 1}}
         found = samples.means(results, ("x", "y"))
         self.assertEqual(found["a", 1], {"x": (2.5, math.sqrt(5 / 3 / 4), 4)})
-        self.assertEqual(found["a", 2], {"x": (7, 0, 1), "y": (1, 0, 1)})
+        self.assertEqual(found["a", 2], {"x": (7, None, 1), "y": (1, None, 1)})
 
     def test_resumes_and_refuses(self):
         model = self.model(answers="right", fail_after=5)
