@@ -317,7 +317,7 @@ static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int*
 // Sets *changed to whether the file of an open shard is not as it was when it was verified. It then must have
 // the same header, and its blocks are verified again: a file is also touched, or replaced by a copy of it.
 // Fails if nothing can tell whether it has the same tokens. Of a shard without checksums only the time of its
-// content counts, in seconds: some network file systems forget the rest.
+// content counts. Some network file systems forget its nanoseconds, which are 0 then.
 static inline bool dataloader_recheck(DataShard* shard, int fd, bool* changed, Error* err) {
     struct stat now;
     ShardHeader h;
@@ -330,7 +330,10 @@ static inline bool dataloader_recheck(DataShard* shard, int fd, bool* changed, E
     if (!shard_read_header_fd(fd, shard->path, &h, err)) return false;
     if (!shard_same_tokens(&h, &shard->header))
         return fail(err, "%s: was replaced by another shard while in use", shard->path);
-    if (!h.block_tokens && now.st_mtim.tv_sec != then->st_mtim.tv_sec)
+    const long nanoseconds = now.st_mtim.tv_nsec, before = then->st_mtim.tv_nsec;
+    const bool written = now.st_mtim.tv_sec != then->st_mtim.tv_sec ||
+                         (nanoseconds != before && nanoseconds != 0 && before != 0);
+    if (!h.block_tokens && written)
         return fail(err,
                     "%s: was written while in use, and has no checksums to tell whether its tokens are the "
                     "same; restore it, and resume from the last checkpoint",

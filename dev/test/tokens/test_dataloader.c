@@ -396,14 +396,13 @@ static void test_errors_while_reading(void) {
     dataloader_close(&l);
 }
 
-// Sets a shard's times to `seconds` after 1970.
-static void set_time(const char* name, int seconds) {
-    const struct timespec times[2] = {{seconds, 0}, {seconds, 0}};
+// Sets a shard's times to so many seconds and nanoseconds after 1970.
+static void set_time(const char* name, int seconds, int nanoseconds) {
+    const struct timespec times[2] = {{seconds, nanoseconds}, {seconds, nanoseconds}};
     if (utimensat(AT_FDCWD, in_folder(name), times, 0) != 0) die("utimensat");
 }
 
-// A shard that was read and verified is written in place: with its checksums, one without a change is read
-// on.
+// A shard that was read and verified is written in place: with checksums, one without a change is read on.
 static void test_written_in_place(void) {
     static Expected e;
     enum { n = 30 }; // sequences, in one block
@@ -412,20 +411,21 @@ static void test_written_in_place(void) {
         DataLoader l;
         write_set("place", V, 0, n * T + 1, n * T + 1);
         if (!checksums) strip_checks(name);
-        set_time(name, 1000); // the clock of a file system has ticks
+        set_time(name, 1000, 500); // the clock of a file system has ticks
         enumerate(&e, 0, n * T + 1, n * T + 1);
         open_set(&l, name, 1, 0, 1, false);
         CHECK(wrong_rows(&l, &e, n + 2) == 0, "other sequences");
         corrupt(name, 7, (uint16_t)token(7, V)); // as it was
+        if (!checksums) set_time(name, 1000, 501);
         dataloader_seek(&l, n);
         Error err = {""};
         int32_t inputs[T], targets[T];
         if (checksums) {
             CHECK(wrong_rows(&l, &e, n + 2) == 0, "not read on");
-            set_time(name, 2000);
+            set_time(name, 2000, 0);
             dataloader_seek(&l, 2 * n);
             CHECK(wrong_rows(&l, &e, n + 2) == 0, "not read on");
-            set_time(name, 3000);
+            set_time(name, 3000, 0);
             corrupt(name, 7, (uint16_t)(token(7, V) ^ 1));
             dataloader_seek(&l, 3 * n + 9); // another sequence of the block
             CHECK_FAILS("place_train_000000.bin: damaged", dataloader_next(&l, inputs, targets, &err));
