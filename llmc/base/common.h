@@ -79,6 +79,7 @@ static inline bool fail(Error* err, const char* format, ...) {
 // How a program of several ranks (llmc/dist/world.h) prints a message once, and ends all ranks after an
 // error. All zero: one process, which prints everything.
 typedef struct {
+    void (*clean)(void);           // at an error: removes what only a run that succeeds should leave
     char prefix[128];              // "rank 3 (node07): ", printed after "error: "
     bool (*may_print)(bool fatal); // false: another rank prints this message, or the one that ends the run
     void (*leave)(bool printed);   // after an error, instead of exit(); does not return
@@ -102,6 +103,7 @@ static inline void print_message(const char* label, const char* prefix, const ch
 // whole. Among several ranks the first to call it prints, and all exit.
 PRINTF_LIKE(1, 2)
 __attribute__((noreturn)) static inline void die(const char* format, ...) {
+    if (message_hooks.clean) message_hooks.clean();
     bool print = !message_hooks.may_print || message_hooks.may_print(true);
     if (print) {
         va_list args;

@@ -84,6 +84,25 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
 // ----------------------------------------------------------------------------
 // the lock
 
+static struct {
+    char out[PATH_LENGTH];
+    bool made; // by this process
+    pid_t process;
+} out_locked;
+
+// Of a command that fails before anything was written to OUT: removes its lock, and OUT if the command made it.
+static inline void out_remove_empty(void) {
+    enum { DOTS_AND_LOCK = 3 };
+    char path[PATH_LENGTH];
+    struct dirent** entries = NULL;
+    if (getpid() != out_locked.process) return;
+    const int count = scandir(out_locked.out, &entries, NULL, NULL);
+    for (int i = 0; i < count; i++) free(entries[i]);
+    free(entries);
+    path_join(path, out_locked.out, "lock");
+    if (count == DOTS_AND_LOCK && unlink(path) == 0 && out_locked.made) (void)rmdir(out_locked.out);
+}
+
 // Locks OUT against other processes and creates the folder if it does not exist. The lock lasts while *fd is
 // open, at most until the process ends; out_lock_held says whether it still protects OUT. Fails also where
 // OUT is too long a name for the files of a save, so that this is known before training.
@@ -94,10 +113,17 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     if (strlen(out) + (size_t)n >= PATH_LENGTH)
         return fail(err, "--out %.100s...: too long: names of checkpoints in it would exceed %d bytes", out,
                     PATH_LENGTH - 1);
+    const bool made = access(out, F_OK) != 0;
     if (!make_folders(out, err)) return false;
     path_join(path, out, "lock");
     *fd = lock_file(path);
-    if (*fd >= 0 && file_is_at(*fd, path)) return true;
+    if (*fd >= 0 && file_is_at(*fd, path)) {
+        snprintf(out_locked.out, sizeof out_locked.out, "%s", out);
+        out_locked.made = made;
+        out_locked.process = getpid();
+        message_hooks.clean = out_remove_empty;
+        return true;
+    }
     if (*fd >= 0) {
         close(*fd);
         return fail(err, "%s: was removed or replaced while this run locked it; start the run again", path);

@@ -67,4 +67,12 @@ check "a shorter one" resume "$scratch/rise" --max-steps 4 --warmup-tokens 320
 equals "" "$(cat "$scratch/stderr")"
 
 dies "--data GLOB is missing: the shards to train on; data/README.md tells how" "$trainer" $tiny
+# A command that fails before it has written anything leaves no lock, and no folder that it has made
+mkdir -p "$scratch/empty" "$scratch/full"
+touch "$scratch/full/notes"
+for folder in "$scratch/made/run" "$scratch/empty" "$scratch/full"; do
+    dies "'none': no file matches" "$trainer" $tiny --data none --out "$folder"
+done
+equals "empty full full/lock full/notes made" "$(cd "$scratch" && find empty full made | LC_ALL=C sort | xargs)"
+
 report
