@@ -25,18 +25,44 @@ class Error(Exception):
 
 
 def run(main):
-    """Runs main(): an Error becomes the line `error: ...` and exit code 1; Ctrl-C exit code 130."""
+    """
+    Runs main(): an Error becomes the line `error: ...` and exit code 1; Ctrl-C exit code 130. What cannot be printed is
+    an error, after --help too.
+    """
     try:
-        main()
+        if sys.stdout is None:
+            raise Error("standard output is closed")
+        try:
+            main()
+        except SystemExit as e:
+            if e.code:
+                raise
+        flush_stdout()
     except Error as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of stdout has gone; nothing is left to be flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout has gone
+        drop_stdout()
         sys.exit(1)
     except OSError as e:
         sys.exit(f"error: {f'{e.filename}: ' if e.filename else ''}{e.strerror or e}")
+
+
+def drop_stdout():
+    """What is still to be printed goes nowhere: it would fail again when Python ends, with a message of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def flush_stdout():
+    """Writes what was printed. An Error if it cannot be written, but for a reader who has gone."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        drop_stdout()
+        raise Error(f"cannot write to standard output: {e.strerror}")
 
 
 def package(name):

@@ -259,4 +259,14 @@ else
     skip "pictures of compare.py: $(tail -n 1 $scratch/stderr)"
 fi
 
+# What cannot be printed is an error: a table, and help, of any script
+unset PYTHONUNBUFFERED
+full() { "$@" >/dev/full; }
+closed() { "$@" >&-; }
+lost() {
+    dies "cannot write to standard output: " full "$@"
+    dies "standard output is closed" closed "$@"
+}
+lost compare $r/fox1 --no-plots
+for script in compare make_shards eval/results sweep/learning_rate; do lost python3 scripts/$script.py --help; done
 report
