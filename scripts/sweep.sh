@@ -25,17 +25,21 @@
 #
 # The same command goes on after an interruption: it skips runs that ended with the same options and data and still
 # have that checkpoint, and resumes the others. A sweep leaves a run that another one trains until it has done its
-# others, and then waits for it. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code
-# 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code
-# is 1.
+# others, and then waits for it. Ctrl-C, SIGTERM, SIGUSR1, SIGQUIT or a terminal that closes ends the sweep with a checkpoint
+# of each run, and exit code 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and
+# the sweep's exit code is 1: it is 0 only when every run has ended. Its lines may find no reader.
 . "$(dirname "$0")/shell/help.sh"
 set -u
+trap '' PIPE
 die() {
     echo "error: $1" >&2
     exit 1
 }
 [ -n "${MODELS:-}" ] || die "MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'"
 LRS=${LRS:-preset} SETS=${SETS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
+for list in MODELS SETS LRS SEEDS; do
+    [[ ${!list} =~ [^[:space:]] ]] || die "$list is blank: it says what is trained"
+done
 
 # refuse_fixed WORDS...: options that would make folders' names untrue
 refuse_fixed() {
@@ -80,7 +84,7 @@ if [ -z "${TRAINER:-}" ]; then
 fi
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
 check_options "$TRAINER" "$@"
-[ -n "${GPUS:-}" ] || GPUS=cpu
+[[ ${GPUS:-} =~ [^[:space:]] ]] || GPUS=cpu
 
 # add_run POINT LR SEED [search]
 runs=()
@@ -91,6 +95,8 @@ add_run() {
 }
 
 folder() { echo "${names[$1]}_lr-$2_seed-$3"; } # of POINT LR SEED [search]
+
+say() { echo "$*" 2>/dev/null; } # also where nobody reads it
 
 state=$(mktemp -d) || die "no folder for temporary files: TMPDIR=${TMPDIR:-/tmp}"
 trap 'rm -rf "$state"' EXIT
@@ -147,22 +153,22 @@ train() {
     done
     diverged=
     if now=$(state_of "$out" "${command[@]}") && [ "$(cat "$out/done" 2>/dev/null)" = "$now" ]; then
-        echo "done already: $out"
+        say "done already: $out"
         code=0
         return
     fi
     now=$(printf '%s\n' "${command[@]}" "$data")
     if [ -n "$search" ] && [ "$(cat "$out/diverged" 2>/dev/null)" = "$now" ]; then
-        echo "diverged already: $out"
+        say "diverged already: $out"
         code=0 diverged=diverged
         return
     fi
-    echo "training: $out${gpu:+ ($gpu)}"
+    say "training: $out${gpu:+ ($gpu)}"
     [ "$gpu" = cpu ] || export CUDA_VISIBLE_DEVICES=$gpu
     background "${command[@]}" >>"$out/output.txt" 2>&1
     [ $code != 0 ] || state_of "$out" "${command[@]}" >"$out/done"
     [ $code = 1 ] && [ -n "$search" ] && has_diverged "$out" || return 0
-    echo "diverged: $out"
+    say "diverged: $out"
     echo "$now" >"$out/diverged"
     code=0 diverged=diverged
 }
@@ -177,7 +183,7 @@ take() {
     if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
         if ! flock -n 9; then
             [ "$wait" = 1 ] || return 1
-            echo "waiting for another sweep: $out"
+            say "waiting for another sweep: $out"
             background flock 9
         fi
         if [ -n "$stopping" ]; then code=75; else train "$gpu" "$out" "${runs[i]}" "$@"; fi
@@ -186,8 +192,8 @@ take() {
     [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
     if [ $code != 0 ]; then
         reason=$(tail -c +$((before + 1)) "$out/output.txt" | grep '^error: ' | tail -n 1)
-        echo "FAILED with exit code $code: $out/output.txt${reason:+: $reason}"
-        touch "$state/failed"
+        say "FAILED with exit code $code: $out/output.txt${reason:+: $reason}"
+        touch "$state/$i/failed"
         return 0
     fi
     touch "$state/$i/${diverged:-trained}"
@@ -197,7 +203,7 @@ take() {
 work() {
     local gpu=$1 i child='' stopping='' later=()
     shift
-    trap : INT TERM # Ctrl-C goes to all processes of the terminal: live on until the trainer has saved
+    trap : INT TERM HUP QUIT # Ctrl-C goes to all processes of the terminal: live on until the trainer has saved
     trap 'stopping=1; [ -z "$child" ] || kill -USR1 $child' USR1
     for i in "${!runs[@]}"; do
         [ -z "$stopping" ] || return
@@ -211,11 +217,12 @@ work() {
 }
 
 workers=()
-trap 'touch "$state/interrupted"; kill -USR1 "${workers[@]}" 2>/dev/null' INT TERM USR1
+trap 'touch "$state/interrupted"; kill -USR1 "${workers[@]}" 2>/dev/null' INT TERM HUP QUIT USR1
 
-# train_all OPTIONS...: the runs that have not been taken yet
+# train_all OPTIONS...: the runs that have not been taken yet. Sets failed unless every run has ended
+failed=
 train_all() {
-    local gpu worker
+    local gpu worker i
     workers=()
     for gpu in $GPUS; do
         work "$gpu" "$@" &
@@ -226,6 +233,11 @@ train_all() {
         while kill -0 "$worker" 2>/dev/null; do wait "$worker"; done
     done
     [ ! -e "$state/interrupted" ] || exit 75
+    for i in "${!runs[@]}"; do
+        [ ! -e "$state/$i/trained" ] && [ ! -e "$state/$i/diverged" ] || continue
+        failed=1
+        [ -e "$state/$i/failed" ] || say "NOT TRAINED: $(folder ${runs[i]}): the process that runs it was killed"
+    done
 }
 
 # choose_rate POINT: adds the runs that its learning rate is still to be chosen by, or those of other seeds at that rate
@@ -242,7 +254,7 @@ choose_rate() {
         elif [ -e "$state/$i/diverged" ]; then
             known+=("$lr=diverged")
         else
-            echo "no learning rate of $point: a run failed"
+            say "no learning rate of $point: a run failed"
             searched[$point]=1
             return
         fi
@@ -250,7 +262,7 @@ choose_rate() {
     file=${names[$point]}_lr.json
     mkdir -p "$OUT"
     if ! answer=$(flock "$OUT" python3 "${0%/*}/sweep/learning_rate.py" --out "$file" "$start" "${known[@]}"); then
-        touch "$state/failed"
+        failed=1
         searched[$point]=1
         return
     fi
@@ -259,7 +271,7 @@ choose_rate() {
     chosen:*)
         searched[$point]=1
         lr=$(sed -n 's/^chosen: //p' <<<"$answer")
-        echo "learning rate of $point: $lr; ${answer#*$'\n'}; $file"
+        say "learning rate of $point: $lr; ${answer#*$'\n'}; $file"
         for seed in $SEEDS; do
             [ "$seed" = "$first" ] || add_run "$point" "$lr" "$seed"
         done
@@ -283,4 +295,4 @@ else
     train_all "$@"
 fi
 [ ! -e "$state/interrupted" ] || exit 75
-[ ! -e "$state/failed" ] || exit 1
+[ -z "$failed" ] || exit 1

@@ -64,6 +64,8 @@ for name in $ROWS; do
     MODELS+="$name:$family-$SIZE${model#"$family"} "
 done
 
+[ -n "$MODELS" ] || die "ROWS is blank"
+
 case " $* " in
 *" --data"[\ =]*) options=() ;;
 *)
@@ -85,7 +87,7 @@ esac
 
 "${0%/*}/../sweep.sh" "${options[@]}" "$@" &
 sweep=$!
-trap 'kill -USR1 $sweep' INT TERM USR1
+trap 'kill -USR1 $sweep' INT TERM HUP QUIT USR1
 code=0
 while :; do # a signal ends `wait` before the sweep ends
     wait $sweep && code=0 || code=$?

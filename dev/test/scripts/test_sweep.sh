@@ -20,11 +20,12 @@ case $* in
     echo "error: no luck" >&2
     exit 3
     ;;
+*"--seed 7 "*) kill -KILL $PPID ;; # the part of the sweep that has started it
 *"--seed 9 "*)
     [ ! -p "$READY" ] || { # trains until it is interrupted
         mkfifo "$READY.$$"
         read -r <"$READY.$$" &
-        trap 'kill $!; head -c 1G /dev/zero | cksum; mkdir "$out/saved"; exit 75' USR1
+        trap 'kill $!; head -c 1G /dev/zero | cksum; mkdir "$out/saved"; exit 75' USR1 HUP
         echo ready >"$READY"
         wait
     } ;;
@@ -111,6 +112,22 @@ said "FAILED with exit code 3: $scratch/failing/a_lr-preset_seed-8/output.txt: e
 equals "" "$(grep -e --lr $scratch/failing/b_lr-preset_seed-1/done)"
 SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
 equals 6 "$(wc -l <$CALLS)" # those two that failed, again
+# a part of the sweep is killed, as by a system without memory: what it has not trained is told
+SEEDS="7 1" MODELS=a GPUS=0 LRS='' fails 1 sweep killed
+for seed in 7 1; do said "NOT TRAINED: $scratch/killed/a_lr-preset_seed-$seed: the process that runs it was killed"; done
+SEEDS=" " dies "SEEDS is blank" sweep refused
+SETS=$'\t' dies "SETS is blank" sweep refused
+ROWS=' ' dies "ROWS is blank" scripts/sweep/ablations.sh
+# nobody reads what it prints, which ends no run
+cat >$scratch/unread.py <<'END'
+import os, subprocess, sys
+reading, writing = os.pipe()
+os.close(reading)
+sys.exit(subprocess.call(sys.argv[1:], stdout=writing))
+END
+SEEDS="1 2" MODELS=a GPUS=0 LRS='' OUT=$scratch/unread TRAINER=$scratch/trainer \
+    check "a pipe that is closed" python3 $scratch/unread.py scripts/sweep.sh
+equals "a_lr-preset_seed-1 a_lr-preset_seed-2" "$(cd $scratch/unread && ls -d */step_00000001 | xargs dirname | xargs)"
 # interrupted: the run gets SIGUSR1, and no other begins
 mkfifo $READY
 export SEEDS="9 1" LRS=1
@@ -123,17 +140,20 @@ wait $sweeping
 equals 75 $?
 equals "a_lr-1_seed-9" "$(ls $scratch/stopped)"
 equals "$scratch/stopped/a_lr-1_seed-9/saved" "$(ls -d $scratch/stopped/*/saved)"
-# Ctrl-C of a terminal goes to all processes of the sweep, which ends once the run has saved
-equals "75 a_lr-1_seed-9/saved" "$(GPUS=0 MODELS=a OUT=$scratch/keyboard TRAINER=$scratch/trainer python3 - <<'END'
-import os, pathlib, signal, subprocess
+# Ctrl-C of a terminal, and its end, go to all processes of the sweep, which ends once the run has saved
+for signal in INT QUIT HUP; do
+    equals "75 a_lr-1_seed-9/saved" "$(GPUS=0 MODELS=a OUT=$scratch/$signal TRAINER=$scratch/trainer python3 - $signal <<'END'
+import os, pathlib, signal, subprocess, sys
+number = signal.Signals["SIG" + sys.argv[1]]
 sweep = subprocess.Popen("scripts/sweep.sh", stdout=subprocess.DEVNULL, start_new_session=True,
-                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
 open(os.environ["READY"]).readline()
-os.killpg(sweep.pid, signal.SIGINT)
+os.killpg(sweep.pid, number)
 code, out = sweep.wait(), pathlib.Path(os.environ["OUT"])
 print(code, *(path.relative_to(out) for path in out.glob("*/saved")))
 END
-)"
+    )"
+done
 rm $READY
 GPUS=0 MODELS=a check "goes on" sweep stopped
 equals "2" "$(ls $scratch/stopped/*/done | wc -l)"
