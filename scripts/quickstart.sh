@@ -13,8 +13,15 @@
 # in such a short run.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
-[ $# -eq 0 ] || { echo "error: $1: this script takes no options; --help says what it does" >&2; exit 1; }
+die() {
+    echo "error: $1" >&2
+    exit 1
+}
+[ $# -eq 0 ] || die "$1: this script takes no options; --help says what it does"
 out=out/quickstart
+mkdir -p out
+exec 9>"$out.lock" # until the trainer has ended, too
+flock -n 9 || die "$out: another quick start is running here; wait for it to end"
 
 echo "quick start: trains fox-pro-nano, a small model, on the C headers of this machine, byte by byte. Its loss depends on which"
 echo "headers are installed: compare it with that of other runs on this machine."
@@ -23,6 +30,7 @@ trap 'interrupted=1' INT
 trap '[ -z "${interrupted:-}" ] || echo "interrupted; to go on: make quickstart"' EXIT
 [ -f data/corpus_train_000000.bin ] || data/corpus.sh data/corpus
 if [ -e "$out/step_00001024" ]; then
+    flock -n "$out/lock" true || die "$out: a training is running here; wait for it to end"
     n=1
     while [ -e "${out}_$n" ]; do n=$((n + 1)); done
     mv "$out" "${out}_$n"

@@ -145,6 +145,21 @@ for out in "--out other" --out=other; do
     equals 1 "$(grep -c -- '--init other ' "$scratch/train_foxcu.log")"
 done
 
+# a quick start leaves the folder of another one, or of a trainer, that is running
+mkdir -p "$scratch/out/quickstart/step_00001024"
+touch "$scratch/data/corpus_train_000000.bin"
+running() { # LOCK MESSAGE
+    exec 8>"$scratch/out/$1"
+    flock 8
+    dies "$2" script scripts/quickstart.sh 8>&-
+    exec 8>&-
+    check "the folder is where it was" test -e "$scratch/out/quickstart" -a ! -e "$scratch/out/quickstart_1"
+}
+running quickstart.lock "out/quickstart: another quick start is running here"
+running quickstart/lock "out/quickstart: a training is running here"
+check "quickstart.sh" script scripts/quickstart.sh
+said "the previous run is now in out/quickstart_1"
+
 # sequences of a million tokens, over two GPUs
 mkdir "$scratch/scripts/sweep"
 cp scripts/sweep/million.sh "$scratch/scripts/sweep"
