@@ -119,8 +119,6 @@ static Options parse_options(int argc, char** argv) {
     if (o.binary && o.skip_binary) die("--binary and --skip-binary: only one of them");
     if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
-    size_t n = strlen(o.out);
-    if (n == 0 || o.out[n - 1] == '/') die("--out %s: must end with the start of a file name", o.out);
     if (o.num_paths == 0 && !o.list) die("no input: name files or folders, or use --list");
     return o;
 }

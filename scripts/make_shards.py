@@ -6,9 +6,9 @@ Encodes text with any Hugging Face tokenizer and writes the data shards that the
     scripts/make_shards.py --tokenizer tokenizer.json --val-fraction 0.001 --out data/web fineweb/*.parquet
     scripts/make_shards.py --tokenizer llama/ --out data/web hf://datasets/HuggingFaceFW/fineweb/sample/10BT
 
-A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .json (an object a line)
-and .parquet have a document in the field --text-field of each row, other files are one document of UTF-8 text
-each; .gz and .zst are decompressed. Memory stays bounded: long text is encoded in pieces, cut where no token
+A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .ndjson, .json (an object a
+line) and .parquet have a document in the field --text-field of each row, other files are one document of UTF-8
+text each; .gz and .zst are decompressed. Capitals do not matter. Memory stays bounded: long text is encoded in pieces, cut where no token
 can cross.
 
 The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same
@@ -219,9 +219,9 @@ def find_sources(paths):
 def blocks(file, path):
     """The decompressed bytes of an open file, in blocks."""
     new = stream = None
-    if path.endswith(".gz"):
+    if path.lower().endswith(".gz"):
         new = lambda: zlib.decompressobj(31)
-    elif path.endswith(".zst"):
+    elif path.lower().endswith(".zst"):
         zstandard = package("zstandard")
         new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
 
@@ -252,6 +252,8 @@ def open_parquet(file, path, field):
     if field not in table.schema_arrow.names:
         names = ", ".join(table.schema_arrow.names)
         raise Error(f"{path}: has no column {field!r} but {names}: --text-field names it")
+    if table.schema_arrow.names.count(field) > 1:
+        raise Error(f"{path}: has more than one column {field!r}: which of them is the text?")
     return table
 
 
@@ -307,9 +309,9 @@ def parquet_tasks(settings, _, source, file):
 def tasks(settings, encoder, sources):
     """All tasks in order, each with its source and the number of bytes read of all files."""
     before = 0
+    kinds = {"jsonl": jsonl_tasks, "ndjson": jsonl_tasks, "json": jsonl_tasks, "parquet": parquet_tasks}
     for source in sources:
-        kind = re.sub(r"\.(gz|zst)$", "", source.path).rpartition(".")[2]
-        make = {"jsonl": jsonl_tasks, "json": jsonl_tasks, "parquet": parquet_tasks}.get(kind, text_tasks)
+        make = kinds.get(re.sub(r"\.(gz|zst)$", "", source.path.lower()).rpartition(".")[2], text_tasks)
         with open_source(source.path) as file:
             for function, arguments, read in make(settings, encoder, source, file):
                 yield source, function, arguments, before + read
@@ -409,16 +411,23 @@ class Writer:
                 self.program.stdin.close()
         except BrokenPipeError:
             pass  # close reports its exit code
-        if self.program.poll():
-            raise SystemExit(1)  # after its message
+        self.check(self.program.poll())
         self.tokens += len(ids)
 
+    def check(self, code):
+        """Ends this program if data/ids_to_shards has failed."""
+        if code and code < 0:
+            raise Error(f"data/ids_to_shards was ended by signal {-code}; the old shards remain")
+        if code:
+            raise SystemExit(1)  # after its message
+
     def close(self, complete):
-        """Without `complete` the old shards remain."""
+        """Without `complete` the old shards remain, and something else says why."""
         if self.program.poll() is None:
             self.write(4 if complete else 5, b"")
-        if self.program.wait():
-            raise SystemExit(1)
+        code = self.program.wait()
+        if complete:
+            self.check(code)
 
 
 class Progress:
@@ -439,6 +448,17 @@ class Progress:
 
     def end(self):
         print("\r\033[K" if self.terminal else "", end="", file=sys.stderr, flush=True)
+
+
+def ignore_signals():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def interrupt(number, _):
+    """Ends the conversion, whose processes and temporary files are then removed: no second signal disturbs that."""
+    ignore_signals()
+    sys.exit(128 + number)
 
 
 def convert(settings, sources, encoder, text):
@@ -474,11 +494,13 @@ def convert(settings, sources, encoder, text):
             break
         check_unchanged(reading.path, reading.state)
         check_unchanged(settings.tokenizer, settings.tokenizer_state)
+        ignore_signals()  # first: from here on the shards are replaced, and the exit code says so
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
         raise Error(f"{reading.path}, or a file behind it: a process of --jobs ended; was it killed, is there "
                     "too little memory? lower --jobs")
     finally:
+        ignore_signals()
         pool.shutdown(cancel_futures=True)
         progress.end()
         writer.close(complete)
@@ -529,7 +551,9 @@ def parse_arguments():
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files are removed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in a shell's background
+            signal.signal(number, interrupt)
     settings = parse_arguments()
     settings.tokenizer_state = state_of(settings.tokenizer)
     with open(settings.tokenizer, "rb") as f, errors_of(f"{settings.tokenizer}: is not a tokenizer"):

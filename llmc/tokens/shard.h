@@ -257,6 +257,9 @@ static inline bool shard_same_content(const char* path, const char* other, const
 // Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
 static inline bool shard_path(char* out, const char* prefix, const char* split, int64_t index, Error* err) {
     int n = snprintf(out, PATH_LENGTH, "%s_%s_%06lld.bin", prefix, split, (long long)index);
+    const size_t length = strlen(prefix);
+    if (length == 0 || prefix[length - 1] == '/')
+        return fail(err, "'%s': must end with the start of a file name", prefix);
     // 8 bytes are reserved for the suffix of the temporary name
     return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
 }

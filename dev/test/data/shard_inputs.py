@@ -161,6 +161,8 @@ def make_broken(folder):
         with open(path, "r+b") as f:
             f.seek(os.path.getsize(path) // 2)
             f.write(b"\xff" * (1 if checksum else 5000))
+    two = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(two, os.path.join(folder, "two.parquet"))
     parts = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}}
     words = {"type": "WordLevel", "vocab": {"</s>": 0}, "unk_token": "x"}
     save(folder, "no_tokens.json", {**parts, "model": {**words, "vocab": {}}})

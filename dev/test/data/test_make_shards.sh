@@ -27,6 +27,9 @@ equals "train: 3 documents, 8 tokens, 1 shard;val: 1 document, 2 tokens, 1 shard
 equals "9 1 2 3 4 9 9 5" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 equals "9 7" "$(od -An -tu2 -v -j1024 $scratch/ids/a_val_000000.bin | xargs)"
 cp $scratch/ids/a_train_000000.bin $scratch/before
+for out in "" $scratch/ids/; do
+    dies "--out '$out': must end with the start of a file name" write --out "$out" <$scratch/stream
+done
 ids records $scratch/cut 2:1,2,3 0:4
 dies "end too early" write <$scratch/cut
 head -c 20 $scratch/stream >$scratch/cut
@@ -140,6 +143,61 @@ gpt2=$scratch/gpt2 in=$scratch/in
 c() { data/text_to_shards --tokenizer gpt2 --vocab dev/test/fixtures/gpt2/vocab.bpe --out "$@"; }
 ids inputs $in && ids broken $scratch/broken || fail "inputs"
 
+# the name tells the kind, in capitals too: every line a document
+cat >$scratch/lines.ndjson <<'END'
+{"text": "one"}
+{"text": "two"}
+END
+cp $scratch/lines.ndjson $scratch/LINES.JSONL
+gzip -c $scratch/lines.ndjson >$scratch/Lines.Json.GZ
+for file in lines.ndjson LINES.JSONL Lines.Json.GZ; do
+    check $file shards $scratch/byte $scratch/kinds --jobs 1 $scratch/$file
+    said "train: 2 documents, 8 tokens"
+done
+
+# interrupted: at its very end the shards are replaced, and it says so; before that they are as they were. No process is left
+cat >$scratch/interrupted.py <<'END'
+import concurrent.futures, os, runpy, signal, subprocess, sys
+def before(owner, name):
+    def strike(*arguments, **named):
+        if name in where:
+            where.remove(name)
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **named)
+    original = getattr(owner, name)
+    setattr(owner, name, strike)
+if __name__ == "__main__":  # not in the processes of --jobs
+    where = sys.argv.pop(1).split(",")
+    before(concurrent.futures.Future, "result")
+    before(concurrent.futures.ProcessPoolExecutor, "shutdown")
+    before(subprocess.Popen, "wait")
+    sys.path.insert(0, "scripts")
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+END
+make_lines() { $python scripts/make_shards.py --tokenizer $scratch/byte.json --out $scratch/lines/a --jobs 1 "$@"; }
+interrupted() { # WHERE CODE
+    echo '{"text": "new"}' >$scratch/lines.ndjson
+    # all of its processes have its standard output: the pipe ends when all of them have
+    $python $scratch/interrupted.py $1 scripts/make_shards.py --tokenizer $scratch/byte.json \
+        --out $scratch/lines/a --jobs 1 $scratch/lines.ndjson 2>$scratch/stderr | cat >$scratch/stdout
+    equals "$2" "${PIPESTATUS[0]}"
+    equals "" "$(cat $scratch/stderr)"
+}
+for where in result result,shutdown result,wait result,shutdown,wait; do
+    check "shards" make_lines $scratch/LINES.JSONL
+    cp $scratch/lines/a_train_000000.bin $scratch/before
+    interrupted $where 130
+    same $scratch/lines/a_train_000000.bin $scratch/before
+    left "a_tokenizer.json a_train_000000.bin " lines
+done
+for where in shutdown wait; do
+    check "shards" make_lines $scratch/LINES.JSONL
+    interrupted $where 0
+    said "train: 1 document, 4 tokens"
+    differ $scratch/lines/a_train_000000.bin $scratch/before
+done
+
 # the bytes of text_to_shards
 check "text_to_shards" c $scratch/c/stream $in/text
 check "text_to_shards" c $scratch/c/documents --doc-len 256 --shard-tokens 100000 $in/text
@@ -212,6 +270,7 @@ broken "$b/fake.parquet: cannot read" $b/fake.parquet
 broken "$b/page.parquet: row group 1 is damaged" $in/words.jsonl $b/page.parquet
 broken "$b/snappy.parquet: row group 1 is damaged" $b/snappy.parquet
 broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
+broken "$b/two.parquet: has more than one column 'text'" $b/two.parquet
 broken "no/such/file: No such file" no/such/file
 broken "no input" $in/text/empty
 broken "--val-fraction 1.0: not from 0 to below 1" --val-fraction 1 $in/text
