@@ -21,8 +21,8 @@
 #   memory   290 MiB
 #
 # MODEL=transformer-llama-360m, or another preset, trains that model on the same batches. NAME names the shards,
-# data/NAME_train_*.bin, where there are several texts. TRAINER=./train_fox trains on the CPU. Arguments are options of the
-# trainer, and win. The same command goes on after an interruption.
+# data/NAME_train_*.bin, where there are several texts: those of another TEXT or TOKENIZER are refused. TRAINER=./train_fox
+# trains on the CPU. Arguments are options of the trainer, and win. The same command goes on after an interruption.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 T=${T:-2048}
@@ -32,13 +32,17 @@ die() {
 }
 case $T in 2048 | 4096) ;; *) die "T=$T: 2048 or 4096, the length of a sequence" ;; esac
 data=data/${NAME:-short}
+options=${data}_options.txt # written last: the vocabulary's options, then what the shards were made of
 vocabulary=
 if [ -z "${TEXT:-}" ]; then
     trainer=${TRAINER:-./train_fox} model=${MODEL:-fox-pro-nano}
     sizes="--batch-tokens 8Ki --max-tokens 1Mi --val-every 32 --val-tokens 64Ki --log-every 8"
     make train_fox data/text_to_shards
     check_options ./train_fox "$@"
-    [ -f "${data}_train_000000.bin" ] || data/corpus.sh "$data"
+    [ -f "${data}_train_000000.bin" ] || {
+        rm -f "$options"
+        data/corpus.sh "$data"
+    }
 else
     trainer=${TRAINER:-./train_foxcu} model=${MODEL:-fox-pro-360m}
     sizes="--batch-tokens 512Ki --max-tokens 14Gi --warmup-tokens 512Mi --lr 3e-4 --lr-end 0.1 --weight-decay 0.01
@@ -46,19 +50,26 @@ else
     case $model in transformer-*) sizes="$sizes --set rope_base=10000" ;; esac
     [ -f "${TOKENIZER:-}" ] || die "TOKENIZER='${TOKENIZER:-}': no such file: the tokenizer.json to encode TEXT with"
     make "${trainer#./}" train_fox data/ids_to_shards
-    tokens=$(./train_fox --dry-run --model "$model" $sizes "$@" | awk '$1 == "training" { print $2 }')
+    tokens=$(./train_fox --dry-run --model "$model" --seq-len "$T" $sizes "$@" | awk '$1 == "training" { print $2 }')
     [ -n "$tokens" ] || exit 1 # after the trainer's message
-    if [ ! -f "${data}_train_000000.bin" ] || [ ! -f "${data}_options.txt" ]; then
+    made="TOKENIZER=$TOKENIZER TEXT=$TEXT"
+    if [ ! -f "${data}_train_000000.bin" ] || [ ! -s "$options" ]; then
+        rm -f "$options"
         # 1% more than is trained on, for the held-out text. Its last line has the options of this vocabulary
         "${PYTHON:-python3}" scripts/make_shards.py --tokenizer "$TOKENIZER" --val-fraction 0.005 \
-            --tokens $((tokens + tokens / 100)) --out "$data" $TEXT >"${data}_options.tmp"
-        cat "${data}_options.tmp"
+            --tokens $((tokens + tokens / 100)) --out "$data" $TEXT >"$options.tmp"
+        cat "$options.tmp"
         [ -f "${data}_val_000000.bin" ] ||
             die "TEXT='$TEXT': none of its documents was held out, of one in 200: give more TEXT, or more --max-tokens"
-        sed -n 's/.*for the trainer: //p' "${data}_options.tmp" >"${data}_options.txt"
-        rm "${data}_options.tmp"
+        vocabulary=$(sed -n 's/.*for the trainer: //p' "$options.tmp")
+        printf '%s\n' "$vocabulary" "$made" >"$options.tmp"
+        mv "$options.tmp" "$options"
     fi
-    vocabulary=$(cat "${data}_options.txt")
+    vocabulary=$(sed -n 1p "$options")
+    case $(sed -n 2p "$options") in
+    "$made" | '') ;;
+    *) die "${data}_train_*.bin: made of another TEXT or TOKENIZER: see $options; set NAME to make others, or remove them" ;;
+    esac
 fi
 
 exec $trainer --model "$model" $vocabulary --seq-len "$T" $sizes --data "${data}_train_*.bin" \

@@ -17,9 +17,9 @@
 # TREES are folders, each one text; names with blanks are not possible. VAL_TREES are held out; without them a twentieth of
 # TREES is. RANKS=N takes N GPUs of this host (2), SEQUENCE_RANKS as many for a sequence (RANKS), a divisor of the 12 heads:
 # RANKS=4 SEQUENCE_RANKS=2 trains two sequences at once, and then a step needs two: --batch-tokens 2Mi. MODEL is another
-# preset, DOC_LEN another length. The shards are made once, data/NAME_train_*.bin (NAME=million). Arguments are options of
-# the trainer, and win. The same command goes on after an interruption, on another number of GPUs too; `kill -USR1` to this
-# process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves attention to the GPUs.
+# preset, DOC_LEN another length. The shards are made once, data/NAME_train_*.bin (NAME=million); of other TREES they are
+# refused. Arguments are options of the trainer, and win. The same command goes on after an interruption, on another number
+# of GPUs too; `kill -USR1` to this process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves attention to the GPUs.
 . "$(dirname "$0")/../shell/help.sh"
 set -eu
 die() {
@@ -34,16 +34,21 @@ encode="data/text_to_shards --tokenizer gpt2 --vocab $vocab --document folder --
     die "TREES: folders of source trees to make documents of; see the top of this script"
 make data/text_to_shards train_foxcu USE_MPI=1 USE_NCCL=1
 check_options ./train_foxcu "$@"
+made="TREES=${TREES:-} VAL_TREES=${VAL_TREES:-} DOC_LEN=$length"
 if [ ! -f "${data}_train_000000.bin" ]; then
+    echo "$made" >"${data}_made.txt"
     if [ -n "${VAL_TREES:-}" ]; then # first: where it fails the next run makes both
         $encode --out "${data}_held" $VAL_TREES
         $encode --out "$data" $TREES
     else
         $encode --val-fraction 0.05 --out "$data" $TREES
     fi
+elif [ -n "${TREES:-}" ] && [ -f "${data}_made.txt" ] && [ "$(cat "${data}_made.txt")" != "$made" ]; then
+    die "${data}_train_*.bin: made with $(cat "${data}_made.txt"); set NAME to make others, or remove them"
 fi
+# text_to_shards replaces both splits of a prefix: the held-out shards of other trees may remain from an earlier time
 held="${data}_val_*.bin"
-[ ! -f "${data}_held_train_000000.bin" ] || held="${data}_held_train_*.bin"
+[ -f "${data}_val_000000.bin" ] || [ ! -f "${data}_held_train_000000.bin" ] || held="${data}_held_train_*.bin"
 
 launch=
 if [ "$ranks" != 1 ]; then

@@ -181,4 +181,24 @@ touch "$scratch/data/code_held_train_000000.bin"
 check "held-out trees" million NAME=code TREES=one/ VAL_TREES=three/ RANKS=4 SEQUENCE_RANKS=2
 equals "data/code_held three/,data/code one/" "$(sed 's/.*--out //' "$scratch/data/text_to_shards.log" | paste -sd,)"
 called bin/mpirun "^-np 4 .*--sequence-ranks 2 .*--val-data data/code_held_train_\*.bin .*--out out/code-fox-pro-125m --resume --max-tokens 256Mi$"
+# the held-out shards are those of the same conversion, which is one of these trees
+cat >"$scratch/data/text_to_shards" <<'END'
+#!/bin/sh
+out=${*#*--out } out=${out%% *}
+touch "${out}_train_000000.bin"
+case $* in *--val-fraction*) touch "${out}_val_000000.bin" ;; *) rm -f "${out}_val_000000.bin" ;; esac
+END
+touch "$scratch/data/old_held_train_000000.bin"
+for trees in TREES=one/ TREES=one/ TREES=; do
+    clean
+    check "held-out shards of another time" million NAME=old $trees
+    called bin/mpirun "--val-data data/old_val_\*.bin "
+done
+made="made with TREES=one/ VAL_TREES= DOC_LEN=1Mi; set NAME to make others, or remove them"
+dies "error: data/old_train_*.bin: $made" million NAME=old TREES=two/
+dies "error: data/old_train_*.bin: $made" million NAME=old TREES=one/ VAL_TREES=three/
+rm "$scratch/data/old_train_000000.bin"
+clean
+check "made again" million NAME=old TREES=one/ VAL_TREES=three/
+called bin/mpirun "--val-data data/old_held_train_\*.bin "
 report

@@ -53,7 +53,7 @@ while read -r options; do
     check "short_context.sh says $hours hours" grep -q "[^0-9.]$hours hours" scripts/short_context.sh
 done <"$scratch/trainer.log"
 equals 2 "$(grep -c -e "--out out/short-fox-pro-360m-[24][0-9]* --resume --seed 7" "$scratch/trainer.log")"
-check "a Transformer" short TEXT=text TOKENIZER=tokenizer.json MODEL=transformer-llama-360m scripts/short_context.sh
+check "a Transformer" short TEXT="text/a text/b" TOKENIZER=tokenizer.json MODEL=transformer-llama-360m scripts/short_context.sh
 equals 1 "$(grep -c -e "--set rope_base=10000" "$scratch/trainer.log")"
 rm "$scratch/data/"short*
 check "fewer tokens" short TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh --max-tokens 1e9
@@ -67,6 +67,21 @@ for again in "" again; do
 done
 check "more" short TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh
 check "a training" test -s "$scratch/trainer.log"
+
+# what a run was killed over, or has not made, is not taken for the shards' options
+tokens=$(wc -l <"$scratch/python.log")
+: >"$scratch/data/short_options.txt"
+check "an emptied file of options" short TEXT=text TOKENIZER=tokenizer.json scripts/short_context.sh
+equals $((tokens + 1)) "$(wc -l <"$scratch/python.log")"
+equals 1 "$(tail -n 1 "$scratch/trainer.log" | grep -c -e "--set vocab_size=32000 ")"
+dies "data/short_train_*.bin: made of another TEXT or TOKENIZER: see data/short_options.txt" \
+    short TEXT=other TOKENIZER=tokenizer.json scripts/short_context.sh
+rm "$scratch/data/short_train_000000.bin"
+check "the trial run's own shards" short scripts/short_context.sh $small --max-steps 1
+check "TEXT after it" short TEXT=other TOKENIZER=tokenizer.json scripts/short_context.sh
+equals $((tokens + 2)) "$(wc -l <"$scratch/python.log")"
+# the steps are counted at this T
+check "batches of T tokens" short TEXT=other TOKENIZER=tokenizer.json scripts/short_context.sh --batch-tokens 2Ki --max-tokens 1e9
 
 dies "T=1024: 2048 or 4096" short T=1024 scripts/short_context.sh
 dies "TOKENIZER='': no such file: the tokenizer.json" short TEXT=text scripts/short_context.sh
