@@ -1063,14 +1063,11 @@ static Model* trainer_open(Run* run) {
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
     pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
-    char held[96];
-    plan_describe(held, sizeof held, &plan);
-    char kernels[64] = "";
-    if (run->config.mixer == MIXER_ATTENTION)
-        snprintf(kernels, sizeof kernels, "attention by %s, %s", model->cudnn ? "cuDNN" : attention_path(),
-                 model->with_fp8 ? "GEMMs in FP8, " : "");
-    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
-             device->compute_capability / 10, device->compute_capability % 10, kernels, held);
+    const char* attention = run->config.mixer != MIXER_ATTENTION ? NULL
+                            : model->cudnn                       ? "cuDNN"
+                                                                 : attention_path();
+    plan_describe(run->device, sizeof run->device, &plan, attention,
+                  train && model->exchange ? exchange_path(model->exchange) : NULL);
     run->peak_flops = device->peak_flops;
     model->B = B;
     model->T = Tn;

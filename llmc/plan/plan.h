@@ -233,15 +233,22 @@ static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows) {
     plan_print_time(p->run, p->gpu.known, level);
 }
 
-// What the first line of a run says of its memory, after plan_fit.
-static inline void plan_describe(char* text, size_t size, const GpuPlan* p) {
+// The line on device and implementation of a run that computes losses, after plan_fit. attention: by what kernels; NULL:
+// the model has none. gradients: what moves them between GPUs; NULL: nothing does.
+static inline void plan_describe(char* text, size_t size, const GpuPlan* p, const char* attention,
+                                 const char* gradients) {
     const Run* run = p->run;
+    char held[96];
     if (run_has_gradients(run))
-        snprintf(text, size, "recompute %s", option_recompute_names[p->recompute]);
+        snprintf(held, sizeof held, "recompute %s", option_recompute_names[p->recompute]);
     else
-        snprintf(text, size, "%.2f GiB of weights and %.2f GiB of activations",
+        snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
                  (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
                  (double)plan_pass_bytes(p, run->micro_batch, FORWARD_ONLY) / (1 << 30));
+    snprintf(text, size, "%s, compute capability %d.%d: %s%s%s%s%s%s%s%s\n", p->gpu.name,
+             p->gpu.compute_capability / 10, p->gpu.compute_capability % 10, attention ? "attention by " : "",
+             attention ? attention : "", attention ? ", " : "", plan_fp8(run) ? "GEMMs in FP8, " : "",
+             gradients ? "gradients by " : "", gradients ? gradients : "", gradients ? ", " : "", held);
 }
 
 // By the GPU trainer, after plan_fit.
