@@ -834,7 +834,8 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
         if (exchange) nccl_max(exchange, model->fp8->amax, fp8_delayed_tensors(model->fp8), model->stream);
-        fp8_update(model->fp8, params->step, &model->stats->finite, model->stream);
+        fp8_update(model->fp8, params->step, &model->stats->finite, model->stats->fp8_saturated,
+                   model->stream);
     }
     model->weights_in_flight = exchange || model->fp8;
     if (!exchange) {
@@ -942,6 +943,7 @@ static void finish_step(Model* model, LogStep* line) {
     line->grad_norm = stats->norm;
     line->own_finite = isfinite(stats->own.loss) && isfinite(stats->own.squares);
     line->votes = stats->all.votes;
+    line->fp8_saturated = model->fp8 ? stats->fp8_saturated : NULL;
     line->ranks = model->shard.size;
     line->times = q->times;
     line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;

@@ -252,20 +252,22 @@ __global__ static void __launch_bounds__(32) fp8_collect_amax_kernel(uint32_t* a
 }
 
 // `finite` on the device: this step is valid, and is entry `now` of the history; NULL: no step has been.
+// saturated [FP8_DELAYED]: to the tensor's kind 1 is added where the step's scale brought its amax out of range.
 __global__ static void __launch_bounds__(32)
     fp8_update_kernel(Fp8Scale* scales, uint16_t* history, const uint32_t* amax, int now,
-                      const int32_t* finite) {
+                      const int32_t* finite, int32_t* saturated) {
     const int lane = (int)threadIdx.x, tensor = (int)blockIdx.x % FP8_DELAYED;
     uint16_t* mine = history + (int64_t)blockIdx.x * FP8_HISTORY;
+    Fp8Scale* scale = scales + fp8_delayed_index((int)blockIdx.x);
     uint32_t most = lane < FP8_HISTORY ? mine[lane] : 0;
     if (finite && *finite && lane == now) {
         most = min(amax[blockIdx.x], (uint32_t)FP8_NOT_FINITE - 1);
         mine[lane] = (uint16_t)most;
+        const float written = __uint_as_float(most << 16) * scale->scale; // 0 in a first step, of bf16
+        if (written > (tensor == FP8_INPUT ? 448 : 57344)) atomicAdd(&saturated[tensor], 1);
     }
     most = __reduce_max_sync(~0u, most);
-    if (lane == 0)
-        scales[fp8_delayed_index((int)blockIdx.x)] =
-            fp8_scale(most, tensor == FP8_INPUT ? FP8_E4M3 : FP8_E5M2);
+    if (lane == 0) *scale = fp8_scale(most, tensor == FP8_INPUT ? FP8_E4M3 : FP8_E5M2);
 }
 
 static inline int64_t fp8_delayed_tensors(const Fp8State* s) { return s->layers * FP8_LINEARS * FP8_DELAYED; }
@@ -275,10 +277,13 @@ static inline void fp8_collect_amax(const Fp8State* s, cudaStream_t stream) {
     CUDA_LAUNCH(fp8_collect_amax_kernel, fp8_delayed_tensors(s), 32, stream, s->amax, s->lanes);
 }
 
-// The scales of the steps after `step`, counted from 1; where *finite, on the device, is 0 they stay.
-static inline void fp8_update(Fp8State* s, int64_t step, const int32_t* finite, cudaStream_t stream) {
+// The scales of the steps after `step`, counted from 1; where *finite, on the device, is 0 they stay. Adds to
+// saturated [FP8_DELAYED] how many inputs and how many gradients had values out of range, in whose place GEMMs read the
+// format's largest number. amax tells: the kernels that quantize count nothing.
+static inline void fp8_update(Fp8State* s, int64_t step, const int32_t* finite, int32_t* saturated,
+                              cudaStream_t stream) {
     CUDA_LAUNCH(fp8_update_kernel, fp8_delayed_tensors(s), 32, stream, s->scales, s->history, s->amax,
-                (int)(step % FP8_HISTORY), finite);
+                (int)(step % FP8_HISTORY), finite, saturated);
     s->scaled = true;
 }
 
@@ -303,7 +308,7 @@ static inline void fp8_restore(Fp8State* s, const Json* record, cudaStream_t str
     uint16_t* history = (uint16_t*)xcalloc((size_t)count, sizeof *history);
     if (fp8_history_read(history, count, record)) {
         CUDA_CHECK(cudaMemcpy(s->history, history, (size_t)count * sizeof *history, cudaMemcpyHostToDevice));
-        fp8_update(s, 0, NULL, stream);
+        fp8_update(s, 0, NULL, NULL, stream);
     }
     free(history);
 }

@@ -17,6 +17,7 @@ not valid leaves the weights unchanged even before the host has read it.
 #pragma once
 
 #include "../cuda/range.cuh"
+#include "../model/fp8.h"
 #include "../model/shard.h"
 #include "../model/params.h"
 #include "../model/shapes.h"
@@ -26,6 +27,7 @@ typedef struct {
     double norm;       // of the gradient of the mean loss over the targets that count
     float grad_scale;  // AdamW multiplies the gradient by it: makes it that of the mean, clipped
     int32_t finite;    // 0: the step is not valid, and AdamW changes nothing
+    int32_t fp8_saturated[FP8_DELAYED]; // inputs and gradients with values out of FP8's range (fp8_state.cuh)
 } StepStats;
 
 // ----------------------------------------------------------------------------

@@ -74,6 +74,9 @@ typedef struct {
     // Fraction of attention's FLOPs within documents that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
     const double* pruned;
+
+    const int32_t*
+        fp8_saturated; // inputs and gradients with values out of FP8's range; NULL: GEMMs are in bf16
 } LogStep;
 
 // ----------------------------------------------------------------------------
@@ -334,6 +337,10 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         json_begin_array(w, "pruned_by_layer");
         for (int i = 0; i < s->num_layers; i++) json_put_double(w, NULL, s->pruned[i]);
         json_end(w);
+    }
+    if (s->fp8_saturated) {
+        json_put_int(w, "fp8_saturated_inputs", s->fp8_saturated[0]);
+        json_put_int(w, "fp8_saturated_gradients", s->fp8_saturated[1]);
     }
     json_put_double(w, "eta_s", seconds_left);
     logger_end_line(l);

@@ -381,12 +381,15 @@ static void test_history() {
     const Config c = small_config();
     ParamTable table = params_build(&c);
     Fp8State *s = fp8_open(&c, &table), *resumed = fp8_open(&c, &table);
-    Buffer<int32_t> valid(vector<int32_t>{1, 0});
+    Buffer<int32_t> valid(vector<int32_t>{1, 0}), saturated(FP8_DELAYED);
     CHECK(!s->scaled && !fp8_record(s) && !fp8_record(NULL), "scales before the first step");
     for (int64_t step = 1; step <= 40; step++) {
         measure(s, 1, FP8_GATE_PROJ, FP8_GRADIENT, step == 20 ? 1000 : 10);
+        saturated.zero();
         fp8_collect_amax(s, 0);
-        fp8_update(s, step, valid, 0);
+        fp8_update(s, step, valid, saturated, 0);
+        CHECK(saturated.host() == vector<int32_t>({0, step == 20}), "step %lld: what saturated",
+              (long long)step);
         const float want = step >= 20 && step < 20 + FP8_HISTORY ? 32 : 4096; // 57344 / 1000, 57344 / 10
         CHECK(scale_of(s, 1, FP8_GATE_PROJ, FP8_GRADIENT) == want, "step %lld: a gradient's scale",
               (long long)step);
@@ -396,7 +399,8 @@ static void test_history() {
         if (step % 10 == 5) {
             measure(s, 0, FP8_O_PROJ, FP8_INPUT, 1e6f);
             fp8_collect_amax(s, 0);
-            fp8_update(s, step + 1, valid + 1, 0);
+            fp8_update(s, step + 1, valid + 1, saturated, 0);
+            CHECK(saturated.host()[FP8_INPUT] == 0, "an invalid step saturates");
             CHECK(scale_of(s, 0, FP8_O_PROJ, FP8_INPUT) == 256, "an invalid step changed a scale");
         }
         if (step != 25) continue;

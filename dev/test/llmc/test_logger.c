@@ -236,10 +236,14 @@ static void test_pruned(void) {
     CHECK(strstr(captured, "GFLOP/s (50% pruned)  "), "%s", captured);
     const double nearly[] = {0.9995};
     s.step = 2000, s.num_layers = 1, s.pruned = nearly;
+    s.fp8_saturated = (const int32_t[]){2, 7};
     CAPTURE(1, logger_step(&l, &s));
     CHECK(strstr(captured, "GFLOP/s (99.95% pruned)  "), "%s", captured);
     logger_close(&l);
     CHECK(read_log() == 3, "lines");
+    CHECK(!has(1, "fp8_saturated_inputs") && number(2, "fp8_saturated_inputs") == 2 &&
+              number(2, "fp8_saturated_gradients") == 7,
+          "FP8 saturation");
     CHECK(number(0, "pruned") == 0.5 && number(0, "executed_flops_per_s") == 0.75 * 4096e6, "line 0");
     CHECK(number(0, "executed_mfu") == 0.75 * 4096e6 / 2e10 && !has(1, "executed_mfu"), "executed MFU");
     int layer = json_first(&lines[0], member(0, "pruned_by_layer"));
