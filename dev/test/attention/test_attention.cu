@@ -269,7 +269,7 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
                 sum += wall(b, t) ? WALL_LOGF : logf;
                 own = t == start ? 0 : own + logf;
                 const double passed = got_cum_logf[head + (size_t)t] - got_cum_logf[head + (size_t)start];
-                own_error = worse(own_error, fabs(passed - own) / (fabs(own) + 0.1));
+                own_error = worse(own_error, fabs(passed - own) / (fabs(own) + 1));
                 double error = fabs(got_cum_logf[head + (size_t)t] - sum) / (fabs(sum) + 1e-6);
                 cum_logf_error = worse(cum_logf_error, error);
             }
