@@ -81,4 +81,15 @@ for target in "900 -D__CUDA_ARCH_FEAT_SM90_ALL" 800 890 1000 1030 1200; do
     preprocess $target >/dev/null 2>"$scratch/stderr"
     equals 0 "$(grep -c "Hopper kernels need" "$scratch/stderr")"
 done
+
+# What make cuda-check reads of ptxas: each kernel is held to the limit, on each architecture.
+spills() { printf "ptxas info    : Compiling entry function '%s' for '%s'\n    8 bytes stack frame, %s bytes spill stores, 4 bytes spill loads\n" "$@"; }
+spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 4 _Z15decay_dq_kernelILi1EEv sm_100 44 >"$scratch/ptxas.txt"
+check "few spills" dev/test/check_ptxas.sh "$scratch/ptxas.txt"
+said "3 kernels: none spills more than 40 bytes"
+spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 44 _Z15decay_dq_kernelILi1EEv sm_120 48 >"$scratch/ptxas.txt"
+dev/test/check_ptxas.sh "$scratch/ptxas.txt" >"$scratch/stdout" 2>&1
+equals 1 $?
+said "_Z6kernelv, sm_120: 44 bytes spilled"
+said "_Z15decay_dq_kernelILi1EEv, sm_120: 48 bytes spilled"
 report
