@@ -74,6 +74,18 @@ def package(name):
         raise Error(f"Python package {wanted} is missing: pip install -c scripts/requirements.txt {wanted}")
 
 
+def as_in_training(tokenizer):
+    """
+    Makes a tokenizer of the tokenizers library encode a text as data shards have it, but for what
+    add_special_tokens=False leaves out: text like "<|endoftext|>" as it is, all of it, and always in the same way.
+    """
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
+
+
 def read_json(path):
     """The JSON object in a file. An Error if it cannot be read or is something else."""
     try:

@@ -36,7 +36,7 @@ import sys
 import time
 import zlib
 
-from common import ROOT, Error, package, read_json, run
+from common import ROOT, Error, as_in_training, package, read_json, run
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
@@ -87,11 +87,7 @@ class Encoder:
             settings = json.loads(text)
             self.tokenizer = library.Tokenizer.from_str(text)
         self.path = path
-        self.tokenizer.encode_special_tokens = True
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        if settings["model"].get("dropout"):
-            self.tokenizer.model.dropout = None
+        as_in_training(self.tokenizer)
         normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
         self.cuttable = (normalizer is None or normalizer.get("type") == "NFC") and split != "null" and \
             not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get its own space

@@ -30,6 +30,12 @@ static inline bool text_is_blank(const char* text, size_t n) {
     return i == n;
 }
 
+static inline void byte_buffer_append(ByteBuffer* b, const char* bytes, size_t n) {
+    memcpy(byte_buffer_reserve(b, n + 1), bytes, n);
+    b->count += n;
+    b->data[b->count] = '\0';
+}
+
 // The 64-bit FNV-1a hash of a string. `hash` is FNV1A_BASIS or the hash of preceding data.
 static const uint64_t FNV1A_BASIS = 0xcbf29ce484222325u;
 

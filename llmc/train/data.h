@@ -55,8 +55,8 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
         ByteBuffer json = {NULL, 0, 0};
         if (own.vocab_size > 0 && !vocab_differs(data->shards[0].header.vocab_hash, vocab_hash(&own))) {
             tokenizer_json(&own, &json);
-            ok = hf_tokenizer_set(t, "tokenizer.json", json.data, NULL, &run->config,
-                                  run->options.json_escape, &err);
+            ok = hf_tokenizer_set(t, "tokenizer.json", json.data, &run->config, run->options.json_escape,
+                                  &err);
         }
         tokenizer_free(&own);
     }

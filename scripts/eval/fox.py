@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import ROOT, Error, check_writable, named_files, package, read_json, run, write_file  # noqa: E402,F401
+from common import (ROOT, Error, as_in_training, check_writable, named_files, package, read_json,  # noqa: E402,F401
+                    run, write_file)  # fmt: skip
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 
@@ -119,9 +120,7 @@ class Tokenizer:
             raise
         except Exception as e:  # the library has no class for its errors
             raise Error(f"{path}: {e}")
-        self.library.encode_special_tokens = True  # "<|endoftext|>" is text, as in the trainer
-        self.library.no_truncation()
-        self.library.no_padding()
+        as_in_training(self.library)
 
     def encode(self, text):
         if self.json_escape:

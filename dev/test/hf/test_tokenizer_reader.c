@@ -96,6 +96,7 @@ static void test_refuses(const Tokenizer* bytes, const Tokenizer* small) {
     check_change(small, false, "\"<|endoftext|>\": 259", "\"<|end|>\": 259");
     check_change(small, false, "\"added_tokens\": [",
                  "\"added_tokens\": [{\"id\": 260, \"content\": \"<pad>\"}, ");
+    check_change(small, false, "\"special\": true", "\"special\": false"); // in text it would be the token
     check_change(bytes, false, "\"A\": 65", "\"A\": 66");
     check_change(bytes, false, "\"normalizer\": null", "\"normalizer\": {\"type\": \"Lowercase\"}");
     Tokenizer t;

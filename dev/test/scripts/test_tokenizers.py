@@ -7,16 +7,21 @@ A model of any tokenizer from text to answers: make_shards.py, the trainer, prom
 
 A model is trained on tokens of GPT-2's form, which the trainer reads, and copied with a tokenizer.json that gives
 the same ids of ASCII text and that it does not read: what the scripts make of token ids must be what the trainer
-makes of text. test_tokenizers.sh runs this where the tokenizers library is installed.
+makes of text. Where transformers is installed, its ids are compared with those of training. test_tokenizers.sh runs
+this where the tokenizers library is installed.
 """
+import importlib.util
 import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "eval"))
 from eval_case import HARNESS, ROOT, TOKENS, Case, run_tests  # noqa: E402
@@ -36,30 +41,121 @@ def command(*words):
     return done.stdout
 
 
-def train(name, tokenizer, end):
-    """A model trained on README.md. Returns its folder."""
+def train(name, tokenizer, end, model="fox-pro-nano", text="README.md", steps=STEPS):
+    """A model trained on a text. Returns its folder."""
     tokenizer.save(str(WORK / f"{name}.json"))
     said = command(sys.executable, "scripts/make_shards.py", "--tokenizer", WORK / f"{name}.json", "--jobs", 1,
-                   "--out", WORK / name, "README.md")
+                   "--out", WORK / name, text)
     options = said.split("for the trainer: ")[1].split()
     assert options[-1] == f"eos_token_id={end}", said
-    command(TRAIN_FOX, "--model", "fox-pro-nano", *options, "--set", "hidden_size=64", "--set",
-            "num_hidden_layers=2", "--seq-len", T, "--batch-tokens", 4 * T, "--max-tokens", 4 * T * STEPS,
-            "--lr", 1e-2, "--data", f"{WORK / name}_train_*.bin", "--out", WORK / f"run_{name}")
-    return WORK / f"run_{name}/step_{STEPS:08}"
+    command(TRAIN_FOX, "--model", model, *options, "--set", "hidden_size=64", "--set",
+            "num_hidden_layers=2", "--seq-len", T, "--batch-tokens", 4 * T, "--max-tokens", 4 * T * steps,
+            "--lr", 1e-2, "--data", f"{WORK / name}_train_*.bin", "--out", WORK / name)
+    return WORK / name / f"step_{steps:08}"
+
+
+def kinds():
+    """{name: (a tokenizer whose file adds tokens to a text, the id of its end of text)}"""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    def trained(model, split, trainer, specials):
+        tokenizer = Tokenizer(model)
+        tokenizer.pre_tokenizer = split
+        tokenizer.train([str(ROOT / "README.md")],
+                        trainer(vocab_size=600, special_tokens=specials, show_progress=False))
+        return tokenizer
+
+    def template(*names):
+        ids = {"<s>": 1, "</s>": 2}
+        return processors.TemplateProcessing(single=" ".join(names), special_tokens=[*ids.items()])
+
+    specials = ["<unk>", "<s>", "</s>"]
+    words = trained(models.BPE(unk_token="<unk>"), pre_tokenizers.Metaspace(), trainers.BpeTrainer, specials)
+    llama = Tokenizer(words.model)
+    llama.add_special_tokens(specials)
+    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    llama.post_processor = template("<s>", "$A")
+    first = trained(models.Unigram(), pre_tokenizers.Metaspace(prepend_scheme="first"),
+                    lambda **options: trainers.UnigramTrainer(unk_token="<unk>", **options), specials)
+    first.post_processor = template("<s>", "$A")
+    added = trained(models.BPE(dropout=0.5), pre_tokenizers.ByteLevel(add_prefix_space=False),
+                    trainers.BpeTrainer, [*specials, "[PAD]"])
+    added.add_tokens([AddedToken(" --data", lstrip=True), AddedToken("Trains", single_word=True)])
+    added.add_special_tokens(["<|im|>"])
+    added.post_processor = template("<s>", "$A", "</s>")
+    added.enable_truncation(16)
+    added.enable_padding(length=64, pad_id=3, pad_token="[PAD]")
+    prefix = trained(models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=True), trainers.BpeTrainer, specials)
+    prefix.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+    return {"llama": (llama, 2), "first": (first, 2), "added": (added, 2), "prefix": (prefix, 2)}
+
+
+class TestIds(Case):
+    """The ids of a text are those of training, whatever tokenizer.json adds, cuts off or draws."""
+
+    TEXT = "Trains the model: --data X  --data Y, naïve\n\n 12 <|im|> Trains--. </s> a<s>b [PAD]\n" * 12
+
+    @classmethod
+    def setUpClass(cls):
+        shutil.rmtree(WORK / "ids", ignore_errors=True)
+        (WORK / "ids").mkdir(parents=True)
+        text = WORK / "ids/text.txt"
+        text.write_text(cls.TEXT, encoding="utf-8", newline="")
+        cls.folders = {}  # a checkpoint: the ids that were trained on: end of text, and those of TEXT
+        for name, (tokenizer, end) in kinds().items():
+            folder = train(f"ids/{name}", tokenizer, end, model="transformer-llama-nano", text=text, steps=1)
+            shard = (WORK / f"ids/{name}_train_000000.bin").read_bytes()[1024:]
+            cls.folders[folder] = list(struct.unpack(f"<{len(shard) // 2}H", shard))
+
+    def test_ids(self):
+        for folder, (_, *want) in self.folders.items():
+            with self.subTest(folder.parent.name):
+                self.assertTrue(fox.Tokenizer(folder).encode(self.TEXT) == want)
+                others = self.tmp / folder.parent.name  # a folder of another origin, with the file as it was
+                shutil.copytree(folder, others)
+                shutil.copy(f"{folder.parent}.json", others / "tokenizer.json")
+                request = {"type": "generate", "prompt": self.TEXT}
+                self.assertTrue(fox.Tokenizer(others).request(request)["prompt"] == want)
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers: not installed")
+    def test_transformers(self):
+        with mock.patch.object(sys, "path", [path for path in sys.path if not path.endswith("dev/test/eval")]):
+            from transformers import AutoTokenizer  # its requests are not the requests.py there
+        for folder, want in self.folders.items():
+            llama = folder.parent / "llama"
+            command(sys.executable, "scripts/hf/to_llama.py", folder, llama)
+            lines = (folder / "README.md").read_text().split("\n")
+            (card,) = [line for line in lines if line.startswith("ids = torch.tensor")]
+            for place in (folder, llama):
+                with self.subTest(place):
+                    self.check(AutoTokenizer.from_pretrained(place, trust_remote_code=False), folder, card, want)
+
+    def check(self, tokenizer, folder, card, want):
+        """Of transformers' tokenizer and the line of the model card with the ids of a prompt."""
+        def as_text(text):  # names of special tokens are text
+            return tokenizer(text, split_special_tokens=True)
+        generation = json.loads((folder / "generation_config.json").read_text())
+        model = types.SimpleNamespace(generation_config=types.SimpleNamespace(**generation))
+        torch = types.SimpleNamespace(tensor=list)
+        names = {"model": model, "tokenizer": as_text, "TEXT": self.TEXT, "torch": torch}
+        exec(card, names)
+        self.assertTrue(names["ids"] == [want])  # assertEqual takes minutes to show how they differ
+        self.assertTrue([tokenizer.bos_token_id, *as_text(self.TEXT).input_ids] == want)
+        plain = self.TEXT.translate(str.maketrans("<>[]", "    "))
+        self.assertTrue(tokenizer(plain).input_ids == fox.Tokenizer(folder).encode(plain))
 
 
 class TestTokenizers(Case):
     @classmethod
     def setUpClass(cls):
         from tokenizers import ByteLevelBPETokenizer, SentencePieceBPETokenizer
-        shutil.rmtree(WORK, ignore_errors=True)
-        WORK.mkdir(parents=True)
+        shutil.rmtree(WORK / "text", ignore_errors=True)
+        (WORK / "text").mkdir(parents=True)
         text = str(ROOT / "README.md")
         form = ByteLevelBPETokenizer()  # of GPT-2's form: end of text comes last
         form.train([text], vocab_size=600, show_progress=False)
         form.add_special_tokens(["<|endoftext|>"])
-        cls.read = train("form", form, form.get_vocab_size() - 1)
+        cls.read = train("text/form", form, form.get_vocab_size() - 1)
         cls.sent = cls.read.parent / "sent"
         shutil.copytree(cls.read, cls.sent)
         tokenizer = json.loads((cls.sent / "tokenizer.json").read_text())
@@ -67,10 +163,10 @@ class TestTokenizers(Case):
         (cls.sent / "tokenizer.json").write_text(json.dumps(tokenizer))
         own = ByteLevelBPETokenizer()  # as users train them: end of text comes first
         own.train([text], vocab_size=600, special_tokens=["<|endoftext|>"], show_progress=False)
-        cls.own = train("own", own, 0)
+        cls.own = train("text/own", own, 0)
         words = SentencePieceBPETokenizer()
         words.train([text], vocab_size=600, special_tokens=["<unk>", "</s>"], show_progress=False)
-        cls.words = train("words", words, 1)
+        cls.words = train("text/words", words, 1)
 
     def answers(self, folder, requests, **options):
         trainer = fox.Trainer(folder, TRAIN_FOX, **options)
@@ -89,7 +185,7 @@ class TestTokenizers(Case):
                       {"type": "score", "context": context + " \n", "continuation": continuation},
                       {"type": "rolling", "text": text[at:at + 400]},
                       {"type": "generate", "prompt": context, "max_tokens": 30, "seed": at,
-                       "until": rng.choice([[], ["\n"], [" the", "e t"], ["ing"]])}]
+                       "until": rng.choice([[], ["\n"], [" the", "e t"], ["ing"], ["e"]])}]
         return [*asked, {"type": "score", "context": "", "continuation": "a"},
                 {"type": "generate", "prompt": "", "max_tokens": 9, "seed": 5, "until": [], "top_k": 50}]
 
@@ -121,7 +217,7 @@ class TestTokenizers(Case):
 
     def test_spaces_of_a_decoder(self):
         """A text goes on with the space that the library's decoder takes from its beginning."""
-        asked = [{"type": "generate", "prompt": p, "max_tokens": 12, "seed": 1, "until": []}
+        asked = [{"type": "generate", "prompt": p, "max_tokens": 12, "seed": seed, "until": []} for seed in range(12)
                  for p in ("The trainer", "the model of", "a", "GPU", "FoX is")]
         got, trainer = self.answers(self.words, asked)
         for request, answer in zip(asked, got):

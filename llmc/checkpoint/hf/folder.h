@@ -80,18 +80,24 @@ static inline void hf_print_names(FILE* f, const char* what, const char* paths) 
     fprintf(f, "` |\n");
 }
 
-// Prints how transformers opens the folder.
+// Prints how transformers opens the folder. A prompt's first token is given by its id: written as text, it would be
+// no token of a text with a prefix space.
 static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
-    fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
+    fprintf(f, "```python\n%sfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n",
+            t ? "import torch\n" : "");
     fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
     if (t)
         fprintf(f,
                 "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
-                "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
-                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
-                strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
+                "ids = torch.tensor([[model.generation_config.bos_token_id, *tokenizer(TEXT).input_ids]])\n"
+                "ids = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=100)\n"
+                "print(tokenizer.decode(ids[0]))\n");
     fprintf(f, "```\n\n`trust_remote_code=True` runs the Python files of this folder.");
-    fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
+    fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.");
+    if (t)
+        fprintf(f, " The tokenizer adds no token to a text. The name of a special token in a text becomes "
+                   "that token; with `split_special_tokens=True` it is text, as in training.");
+    fprintf(f, "\n");
 }
 
 // Writes the model card. t: NULL where the tokenizer is not known.

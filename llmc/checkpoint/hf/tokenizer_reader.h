@@ -2,10 +2,11 @@
 A tokenizer.json (Hugging Face's `tokenizers`, version 1.0) as a Tokenizer of tokens/tokenizer.h, whoever has
 written it: the byte tokenizer, GPT-2's, or one that differs from GPT-2's in its merges alone.
 
-What is taken encodes text as the library does. Every name and id is compared, so that the file of another
-tokenizer is never mistaken for one of these; scripts/ encode with those and send token ids. As elsewhere
-here, the text "<|endoftext|>" is ordinary text, and no such token is added: what the file says of special
-tokens in text, and its post-processor, does not matter.
+What is taken encodes text as scripts/make_shards.py does. Every name and id is compared, so that the file of
+another tokenizer is never mistaken for one of these; scripts/ encode with those and send token ids. As
+elsewhere here, the text "<|endoftext|>" is ordinary text, and no such token is added: what the file says of
+special tokens in text, and its post-processor, does not matter. An added token that is not special would be
+that token in text, too.
 
 Called by inference/engine/generate.h and train.h.
 */
@@ -69,12 +70,12 @@ static inline bool tokenizer_json_is_name(const Tokenizer* t, int64_t id, const 
     return gpt2_symbol(name, strlen(name), byte_of, bytes) == n && memcmp(bytes, token, n) == 0;
 }
 
-// Does the file have these tokens and no others? End of text may be an added token alone.
+// Does the file have these tokens and no others? End of text may be an added token alone, a special one.
 static inline bool tokenizer_json_same_names(const Tokenizer* t, const Json* j) {
     uint32_t symbol_of[256];
     uint8_t byte_of[GPT2_SYMBOLS];
     const int vocab = json_get(j, json_get(j, 0, "model"), "vocab"), added = json_get(j, 0, "added_tokens");
-    bool same = true, ends = false;
+    bool same = true, ends = false, special = true;
     int64_t id = -1;
     gpt2_symbols(symbol_of);
     for (int i = 0; i < 256; i++) byte_of[symbol_of[i]] = (uint8_t)i;
@@ -85,6 +86,7 @@ static inline bool tokenizer_json_same_names(const Tokenizer* t, const Json* j) 
     const int64_t missing = t->vocab_size - json_count(j, vocab); // names differ, so no id comes twice
     for (int i = json_first(j, added); same && i >= 0; i = json_next(j, i))
         same = json_int64(j, json_get(j, i, "id"), &id) && id == t->end_of_text &&
+               !(json_bool(j, json_get(j, i, "special"), &special) && !special) &&
                tokenizer_json_is_name(t, id, json_string(j, json_get(j, i, "content")), byte_of);
     return same && (missing == 0 || (missing == 1 && !ends && json_count(j, added) > 0));
 }

@@ -58,12 +58,6 @@ static inline Stop* stops_add(Stops* stops) {
     return (Stop*)memset(&stops->items[stops->count++], 0, sizeof *stops->items);
 }
 
-static inline void byte_buffer_append(ByteBuffer* b, const char* bytes, size_t n) {
-    memcpy(byte_buffer_reserve(b, n + 1), bytes, n);
-    b->count += n;
-    b->data[b->count] = '\0';
-}
-
 // Is what begins at `at` of the text a stop string, or, if the text ends within it, possibly one?
 static inline bool text_stops_at(const GeneratedText* t, size_t at, bool* possibly) {
     for (int i = 0; i < t->stops->count; i++) {
