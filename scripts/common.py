@@ -74,6 +74,30 @@ def package(name):
         raise Error(f"Python package {wanted} is missing: pip install -c scripts/requirements.txt {wanted}")
 
 
+def has_model(folder):
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / "config.json").exists() and any((folder / name).exists() for name in weights)
+
+
+def checkpoint(folder):
+    """
+    The folder of a model that a user names, as the trainer's --init takes it: of a run its newest checkpoint. One
+    without a model is passed over with a warning.
+    """
+    steps = [path for path in Path(folder).glob("step_*") if path.name[5:].isdigit() and path.is_dir()]
+    if not steps or (Path(folder) / "config.json").exists():
+        return folder
+    steps.sort(key=lambda path: int(path.name[5:]))
+    while steps:
+        path = steps.pop()
+        if has_model(path):
+            return str(path)
+        if not steps:
+            raise Error(f"{folder}: none of its checkpoints has config.json and model.safetensors")
+        print(f"warning: {path}: has no config.json and model.safetensors; going back to the checkpoint before it",
+              file=sys.stderr)
+
+
 def as_in_training(tokenizer):
     """
     Makes a tokenizer of the tokenizers library encode a text as data shards have it, but for what

@@ -7,18 +7,38 @@ The model that --model, --recipe, --init and --set describe. Called by run.h.
 #include "../checkpoint/out.h"
 #include "command/options.h"
 
+// Is there what a model is read from?
+static inline bool init_has_model(const char* folder) {
+    static const char* const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
+    bool has[3];
+    for (int i = 0; i < 3; i++) {
+        char path[PATH_LENGTH];
+        path_join(path, folder, names[i]);
+        has[i] = access(path, F_OK) == 0;
+    }
+    return has[0] && (has[1] || has[2]);
+}
+
 // --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes
-// its place in the options, as a text in `path`.
-static inline void init_find(Options* o, char path[PATH_LENGTH]) {
+// its place in the options, as a text in `path`. One without a model is passed over with a warning, on the rank
+// that `tells`, as --resume does.
+static inline void init_find(Options* o, char path[PATH_LENGTH], bool tells) {
     Error ignored; // config_read reports a folder that cannot be read
     int64_t* steps;
     if (!o->init) return;
     path_join(path, o->init, "config.json");
     if (access(path, F_OK) == 0) return;
-    if (checkpoint_list(o->init, &steps, &ignored) > 0) {
-        checkpoint_path(path, o->init, steps[0]);
-        o->init = path;
+    const int count = checkpoint_list(o->init, &steps, &ignored);
+    for (int i = 0; i < count; i++) {
+        checkpoint_path(path, o->init, steps[i]);
+        if (init_has_model(path)) break;
+        if (i + 1 == count)
+            die("--init %s: none of its checkpoints has config.json and model.safetensors", o->init);
+        if (tells)
+            warn("%s: has no config.json and model.safetensors; going back to the checkpoint before it",
+                 path);
     }
+    if (count > 0) o->init = path;
     free(steps);
 }
 

@@ -466,7 +466,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         resume_check_branch(run);
     } else {
         run->options = line->options;
-        init_find(&run->options, run->init);
+        init_find(&run->options, run->init, world->rank == 0);
         run->config = model_choose(&run->options, NULL, &recipe);
         run->state.seed = run->options.seed;
     }

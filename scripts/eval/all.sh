@@ -34,7 +34,7 @@ IFS=, read -ra globs <<<"$DATA"
 for glob in "${globs[@]}"; do compgen -G "$glob" >/dev/null || die "DATA: '$glob': no file matches"; done
 eval=$(cd "$(dirname "$0")" && pwd)
 PYTHON=${PYTHON:-python3}
-init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; print(fox.checkpoint(sys.argv[1]))' "$1") || exit 1
+init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; fox.run(lambda: print(fox.checkpoint(sys.argv[1])))' "$1") || exit 1
 [ -f "$init/config.json" ] || die "$1: no checkpoint"
 init=$(realpath "$init") || exit 1
 LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}

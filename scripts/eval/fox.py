@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import (ROOT, Error, as_in_training, check_writable, named_files, package, read_json,  # noqa: E402,F401
-                    run, write_file)  # fmt: skip
+from common import (ROOT, Error, as_in_training, check_writable, checkpoint, named_files, package,  # noqa: E402,F401
+                    read_json, run, write_file)  # fmt: skip
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 
@@ -45,14 +45,6 @@ def default_trainer():
     """train_foxcu where it is built and there is a GPU, else train_fox."""
     gpu = ROOT / "train_foxcu"
     return str(gpu if gpu.exists() and has_gpu() else ROOT / "train_fox")
-
-
-def checkpoint(folder):
-    """The folder of a model that --init names, as the trainer takes it: of a run its newest checkpoint."""
-    steps = [path.parent for path in Path(folder).glob("step_*/config.json") if path.parent.name[5:].isdigit()]
-    if not steps or (Path(folder) / "config.json").exists():
-        return folder
-    return str(max(steps, key=lambda path: int(path.name[5:])))
 
 
 def add_model_options(parser):

@@ -5,9 +5,10 @@ model's own code, such as vLLM and llama.cpp:
 
     scripts/hf/to_llama.py DIR OUT [--length T]
 
-DIR is a checkpoint of the trainer, or a folder that transformers saved from one. The two models are the same
-function: Llama too rotates the pairs of channels (i, i + dh/2), and it has the rows of gate_proj [2I, d] as
-two matrices. So only names change: the data stays as it is, byte for byte. Needs nothing but Python 3.9.
+DIR is a checkpoint of the trainer, a run, whose newest one it is, or a folder that transformers saved from
+one. The two models are the same function: Llama too rotates the pairs of channels (i, i + dh/2), and it has
+the rows of gate_proj [2I, d] as two matrices. So only names change: the data stays as it is, byte for byte.
+Needs nothing but Python 3.9.
 """
 import argparse
 import json
@@ -16,6 +17,9 @@ import shutil
 import struct
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Error, checkpoint  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -146,14 +150,17 @@ def convert(folder, out, length):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="a checkpoint")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a checkpoint, or a run, whose newest one it is")
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--length", metavar="T", type=int, help="of its sequences [that in trainer.json]")
     args = parser.parse_args()
     try:
         if args.out.exists():
             raise ValueError(f"{args.out}: exists already")
+        args.folder = Path(checkpoint(args.folder))
         convert(args.folder, args.out, args.length)
+    except Error as problem:
+        sys.exit(f"error: {problem}")
     except (OSError, ValueError) as problem:
         sys.exit(f"error: {args.folder}: {problem}")
     except (KeyError, TypeError, AttributeError) as problem:

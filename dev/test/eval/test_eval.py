@@ -77,12 +77,16 @@ class TestTrainer(Case):
             list(fox.Trainer("hello", "/bin/echo").answers(asked))
 
     def test_run_folder(self):
-        """As the trainer's --init: the newest checkpoint of a run, or the folder itself."""
+        """As the trainer's --init: the newest checkpoint of a run that has a model, or the folder itself."""
         run = self.tmp / "run"
         for name in ("step_00000002", "step_00000010", "step_00000100.tmp"):
             (run / name).mkdir(parents=True)
             (run / name / "config.json").write_text("{}")
+            (run / name / "model.safetensors").touch()
         (run / "step_00000300").mkdir()
+        (self.tmp / "empty/step_00000001").mkdir(parents=True)
+        with self.assertRaisesRegex(fox.Error, "empty: none of its checkpoints has config.json and model.safetensors"):
+            fox.checkpoint(self.tmp / "empty")
         parser = argparse.ArgumentParser()
         fox.add_model_options(parser)
         for folder, init in ((run, run / "step_00000010"), (run / "step_00000002",) * 2, (self.tmp / "none",) * 2):

@@ -33,6 +33,24 @@ check "nothing is changed" diff -r "$run" "$scratch/before"
 dies "has no checkpoint to resume from: give --model NAME or --init DIR" resume "$scratch/nowhere" --dry-run
 check "nor made" test ! -e "$scratch/nowhere"
 
+# a newest folder without a model is passed over by --init, by the scripts, and by --resume
+dies "$run/step_00000003: config.json: model_type is " python3 scripts/hf/to_llama.py "$run" "$scratch/llama"
+cp -r "$run" "$scratch/newest"
+mkdir "$scratch/newest/step_00000030"
+passed_over() {
+    check "an empty folder: $*" "$@"
+    said "warning: $scratch/newest/step_00000030" stderr
+    said "; going back to the checkpoint before it" stderr
+}
+passed_over "$trainer" --init "$scratch/newest" --dry-run
+passed_over resume "$scratch/newest" --dry-run
+passed_over python3 scripts/prompt.py --trainer "$trainer" --init "$scratch/newest" --generate 2
+mkdir -p "$scratch/empty/step_00000030"
+for program in "$trainer" "python3 scripts/prompt.py --trainer $trainer"; do
+    # shellcheck disable=SC2086
+    dies "$scratch/empty: none of its checkpoints has config.json and model.safetensors" $program --init "$scratch/empty" --generate 2
+done
+
 # at its end, or where --max-steps is
 check "behind --max-steps" resume "$run" --max-steps 1
 said "nothing left to do: the run is at step 3 of 20, behind --max-steps 1"

@@ -123,7 +123,7 @@ class TestIds(Case):
             from transformers import AutoTokenizer  # its requests are not the requests.py there
         for folder, want in self.folders.items():
             llama = folder.parent / "llama"
-            command(sys.executable, "scripts/hf/to_llama.py", folder, llama)
+            command(sys.executable, "scripts/hf/to_llama.py", folder.parent, llama)
             lines = (folder / "README.md").read_text().split("\n")
             (card,) = [line for line in lines if line.startswith("ids = torch.tensor")]
             for place in (folder, llama):
