@@ -45,10 +45,10 @@ passed_over() {
 passed_over "$trainer" --init "$scratch/newest" --dry-run
 passed_over resume "$scratch/newest" --dry-run
 passed_over python3 scripts/prompt.py --trainer "$trainer" --init "$scratch/newest" --generate 2
-mkdir -p "$scratch/empty/step_00000030"
+mkdir -p "$scratch/no_model/step_00000030"
 for program in "$trainer" "python3 scripts/prompt.py --trainer $trainer"; do
     # shellcheck disable=SC2086
-    dies "$scratch/empty: none of its checkpoints has config.json and model.safetensors" $program --init "$scratch/empty" --generate 2
+    dies "$scratch/no_model: none of its checkpoints has config.json and model.safetensors" $program --init "$scratch/no_model" --generate 2
 done
 
 # at its end, or where --max-steps is
