@@ -83,7 +83,7 @@ static inline void data_check_tokenizer(const Run* run, const DataLoader* data, 
 static inline bool data_is_shared(const DataLoader* data, const DataLoader* val_data, char* text) {
     Error err;
     int64_t shared;
-    const char* example;
+    const char* example = NULL; // where none is shared
     if (!dataloader_shared(val_data, data, &shared, &example, &err)) die("%s", err.msg);
     if (!shared) return false;
     snprintf(
