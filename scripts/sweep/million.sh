@@ -19,7 +19,8 @@
 # RANKS=4 SEQUENCE_RANKS=2 trains two sequences at once, and then a step needs two: --batch-tokens 2Mi. MODEL is another
 # preset, DOC_LEN another length. The shards are made once, data/NAME_train_*.bin (NAME=million); of other TREES they are
 # refused. Arguments are options of the trainer, and win. The same command goes on after an interruption, on another number
-# of GPUs too; `kill -USR1` to this process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves attention to the GPUs.
+# of GPUs too; `kill -USR1` to this process saves and leaves. log.jsonl says in attention_share how evenly pruning leaves
+# attention to the GPUs.
 . "$(dirname "$0")/../shell/help.sh"
 set -eu
 die() {
