@@ -65,12 +65,12 @@ def start_of(line):
 
 def rows_of_gates(task, lines, results, data):
     """Titles; of runs that differ in the seed alone: the step of the last of REACHED of each seed, the lowest and the highest
-    share of right answers on each data set, how far the bias of a gate has moved at most, and half of lr x steps, the sum
-    of the learning rates of a warm-up and a cosine to 0."""
+    share of right answers on each data set, how far the bias of a gate has moved at most, the largest mean of what the data
+    add to it, and half of lr x steps, the sum of the learning rates of a warm-up and a cosine to 0."""
     names = [*plan.tests_of(task, data)]
     rows = [("runs", "steps", "bias at first", "seeds", f"step of {REACHED[-1]:.0%}",
              *(f"right, {name.removeprefix(f'{task}_').replace('_', ', ')}" for name in names), "bias moved, at most",
-             "sum of rates")]
+             "mean of w_f a, at most", "sum of rates")]
     span = lambda values, form: form(min(values)) if min(values) == max(values) else f"{form(min(values))} to {form(max(values))}"
     mine = lines_of(task, lines)
     for group in dict.fromkeys(line.name.rpartition("_")[0] for line in mine):
@@ -81,12 +81,14 @@ def rows_of_gates(task, lines, results, data):
             continue
         learned = [r for r in found if "diverged" not in r]
         right = [[100 * r["tests"][name]["accuracy"] for r in learned if name in r["tests"]] for name in names]
-        moved = [abs(bias - start) for r in learned for layer in (r.get("gates") or {}).get("bias", []) for bias in layer]
+        values = lambda name: [x for r in learned for layer in (r.get("gates") or {}).get(name, []) for x in layer if x is not None]
+        moved, added = [abs(bias - start) for bias in values("bias")], values("mean")
         steps = learned[0]["steps"] if learned else 0
         rows.append((group, f"{steps:,}", f"{start:.2f}", len(found),
                      ", ".join("diverged" if "diverged" in r else first_step(r["validations"], REACHED[-1]) for r in found),
                      *(span(shares, "{:.1f}".format) if shares else "" for shares in right),
-                     f"{max(moved):.2f}" if moved else "", f"{learned[0]['lr'] * steps / 2:.2f}" if learned else ""))
+                     f"{max(moved):.2f}" if moved else "", f"{max(added):.2f}" if added else "",
+                     f"{learned[0]['lr'] * steps / 2:.2f}" if learned else ""))
     return rows
 
 

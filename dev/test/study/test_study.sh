@@ -268,10 +268,10 @@ assert [row[0] for row in from_scratch.rows_of_keys("over", lines, results, test
 options = ["--model", "fox-pro-nano", "--set", "decay_time_min=2", "--seed"]
 lines = [plan.Line(f"gate-over-T2_{seed}", 1, "task:over", [*options, seed]) for seed in "123"]
 made = {line.name: {"validations": [{"step": 5 * n, "accuracy": n / 2}], "tests": {"over_T128": {"accuracy": n / 8}}, "lr": 0.5,
-                    "steps": 8, "gates": {"bias": [[0.0, 1.0 - n]]}} for n, line in enumerate(lines, 1)}
+                    "steps": 8, "gates": {"bias": [[0.0, 1.0 - n]], "mean": [[None, n / 4]]}} for n, line in enumerate(lines, 1)}
 assert abs(from_scratch.start_of(lines[0]) + math.log(math.expm1(0.5))) < 1e-12
 _, row = from_scratch.rows_of_gates("over", lines, made, data)
-assert row == ("gate-over-T2", "8", "0.43", 3, "never, 10, 15", "12.5 to 37.5", "2.43", "2.00"), row
+assert row == ("gate-over-T2", "8", "0.43", 3, "never, 10, 15", "12.5 to 37.5", "2.43", "0.75", "2.00"), row
 made[lines[2].name] = {"diverged": "step 3: the loss is nan"}
 _, row = from_scratch.rows_of_gates("over", lines, made, data)
 assert row[3:6] == (3, "never, 10, diverged", "12.5 to 25.0") and row[6] == "1.43", row
