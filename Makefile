@@ -334,7 +334,7 @@ PYTHON ?= python3
 # ----------------------------------------------------------------------------
 ##@ Maintenance
 
-study-report: ## write the tables and pictures of dev/STUDY.md from dev/study/results
+study-report: ## write the tables and pictures of dev/STUDY.md from dev/study/results.jsonl
 	python3 dev/study/report.py
 
 format: ## format all C and CUDA sources

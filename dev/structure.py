@@ -494,7 +494,7 @@ def main(arguments):
              if p.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh"))}
     codes = {p: strip_comments(t) for p, t in texts.items() if not p.endswith((".py", ".sh"))}
     lines = {p: t.count("\n") for p, t in texts.items()}
-    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p and "/results/" not in p)
+    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p)
     functions = [f for p, code in codes.items() for f in find_functions(tokenize(code), p)]
 
     checks = Checks()

@@ -2,6 +2,7 @@
 What dev/study/runs.txt says, what has run, and what is next. Shared by run.py, collect.py and report.py.
 """
 import collections
+import json
 import math
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from common import Error, read_json  # noqa: E402
+from common import Error, read_json, write_file  # noqa: E402
 
 Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
 BEST = "best:"
 TASK = "task:"
+RESULTS = HERE / "results.jsonl"  # a run a line, in the order of runs.txt
 # what dev/study/corpus/corpus.py says of each
 CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}
 
@@ -68,10 +70,33 @@ def tests_of(task, sets):
     return {name: options for name, options in sets.items() if name.startswith(f"{task}_")}
 
 
-def read_results(*folders):
-    """{name of a run: its JSON object}, of the files NAME.json in the folders. One that diverged has {"name", "options",
-    "diverged": what the trainer said} alone, and counts as the worst of its group."""
-    return {path.stem: read_json(path) for folder in folders for path in sorted(Path(folder).glob("*.json"))}
+def read_results(*paths):
+    """{name of a run: its JSON object}, of files NAME.json in folders, and of the lines of .jsonl files. A path that is not
+    there has none. A run that diverged has {"name", "options", "diverged": what the trainer said} alone, and counts as the
+    worst of its group."""
+    results = {}
+    for path in map(Path, paths):
+        if path.suffix == ".jsonl" and path.exists():
+            for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                try:
+                    result = json.loads(text)
+                    results[result["name"]] = result
+                except (ValueError, TypeError, KeyError):
+                    raise Error(f"{path}: line {number}: not the result of a run")
+        else:
+            results.update((file.stem, read_json(file)) for file in sorted(path.glob("*.json")))
+    return results
+
+
+def add_results(path, folder, lines):
+    """Takes the results of a folder into a .jsonl file, in the order of the lines, each in place of an older one of its name."""
+    added = read_results(folder)
+    results, order = read_results(path, folder), {line.name: i for i, line in enumerate(lines)}
+    if unknown := sorted(set(results) - set(order)):
+        raise Error(f"{unknown[0]}: a result of no run of runs.txt")
+    text = "".join(json.dumps(results[name], separators=(",", ":")) + "\n" for name in sorted(results, key=order.get))
+    write_file(path, text)
+    return len(added)
 
 
 def packed(rows):

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
-dev/pictures/study/*.svg, from dev/study/results/*.json (collect.py) and paper_code.json alone:
+dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code.json alone:
 
-    dev/study/report.py [--results FOLDER] [--page STUDY.md] [--pictures FOLDER]
+    dev/study/report.py [--add FOLDER] [--results FILE] [--page STUDY.md] [--pictures FOLDER]
+
+--add takes the results of FOLDER, NAME.json (collect.py), into the file first. --results is also such a folder.
 
 What has not run says `no run yet`. The same results give the same bytes. Pictures need matplotlib; without it they
 stay as they are.
@@ -377,7 +379,8 @@ def fill(page, report):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER")
+    parser.add_argument("--add", type=Path, metavar="FOLDER")
+    parser.add_argument("--results", type=Path, default=plan.RESULTS, metavar="FILE")
     parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")
     parser.add_argument("--pictures", type=Path, default=ROOT / "dev/pictures", metavar="FOLDER")
     parser.add_argument("--corpus", type=Path, default=plan.CORPORA["long"], metavar="FILE")
@@ -386,7 +389,10 @@ def main():
     options = parser.parse_args()
     sets = [plan.read_sets(options.runs, kind) for kind in ("data", "test")]
     corpora = {"long": read_json(options.corpus), "short": read_json(options.short_corpus)}
-    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), corpora, sets)
+    lines = plan.read_lines(options.runs)
+    if options.add:
+        print(f"{options.results}: {plan.add_results(options.results, options.add, lines)} results added")
+    report = Report(lines, plan.read_results(options.results), corpora, sets)
     page = options.page.read_text(encoding="utf-8")
     filled = fill(page, report)
     if filled != page:

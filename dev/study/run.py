@@ -3,9 +3,10 @@
 Runs the next of the study's runs (runs.txt) that fit into MINUTES, on all GPUs of the machine, one run a GPU:
 
     dev/study/run.py --minutes 9.5 --corpus /data/study --work /data/study.work --results OUT
+    dev/study/report.py --add OUT
 
 Each run trains and measures in one go and leaves one file, RESULTS/NAME.json (collect.py). Runs whose file is in
-RESULTS or in dev/study/results are done. A run starts if its minutes in runs.txt fit into what is left of MINUTES and
+RESULTS or in dev/study/results.jsonl are done. A run starts if its minutes in runs.txt fit into what is left of MINUTES and
 LATER, the minutes that the machine is kept after this command. At the end of MINUTES every run is stopped with a
 checkpoint in WORK, from which the next command on the same machine goes on; nothing else outlives the machine, and a
 run that did not finish is redone. Exit code: 0 if nothing failed, also if runs were stopped or none fitted.
@@ -121,7 +122,7 @@ class Study:
                 raise Error(f"{options.runs}: {line.name}: there is no line `data {plan.task_of(line)}`")
 
     def results(self):
-        return plan.read_results(self.options.runs.parent / "results", self.options.results)
+        return plan.read_results(self.options.runs.parent / plan.RESULTS.name, self.options.results)
 
     def left(self):
         return (self.end - time.monotonic()) / 60

@@ -23,7 +23,7 @@ section() { printf '// %080d\n// %s\n' 0 "$1" | tr 0 -; [ "$2" -lt 3 ] || lines 
 
 # make_sound: a tree in $tree that breaks no rule, at every limit
 make_sound() {
-    mkdir -p "$tree"/llmc/{base,formats,model,run/command,cuda,dist} "$tree"/{data,dev/test/fixtures,dev/study/results}
+    mkdir -p "$tree"/llmc/{base,formats,model,run/command,cuda,dist} "$tree"/{data,dev/test/fixtures}
     touch "$tree"/{Makefile,README.md,LICENSE} "$tree"/llmc/{base/base.h,formats/json.h,dist/world.h}
     printf '/ignored\n*.o\n' >"$tree/.gitignore"
     touch "$tree/ignored" "$tree/data/a.o"
@@ -33,7 +33,7 @@ make_sound() {
     { echo '#include "llmc/run/command/options.h"'; lines 956; section "the trainer" 240; section "the model" 0
       echo '//'; } >"$tree/train_fox.c"
     { body "void f(void)" 100; lines 500; } >"$tree/data/tool.c"
-    touch "$tree"/dev/{1..15}.c "$tree"/dev/{test/fixtures,study/results}/{1..16}.json
+    touch "$tree"/dev/{1..15}.c "$tree"/dev/test/fixtures/{1..16}.json
     # 8 parameters, however they are written
     cat >"$tree/llmc/cuda/k.cuh" <<'END'
 // void comment(int, int, int, int, int, int, int, int, int) {

@@ -168,8 +168,25 @@ write(result("fox-pro_12", 12, 1.88, 2.2, 1))
 write(result("nothing_1", 1, 2, 2, 1))
 assert "results of nothing_1, which is no run of runs.txt" in run().stderr
 
-# a task: the first validation that reaches a share, percent, and data that are those of runs.txt
+# --add takes a folder's results into one file, in the order of runs.txt and in place of older ones, and the page is the same
+FILE = FOLDER / "results.jsonl"
+assert "nothing_1: a result of no run" in run("--results", FILE, "--add", RESULTS).stderr and not FILE.exists()
 (RESULTS / "nothing_1.json").unlink()
+whole = run() and PAGE.read_text()
+assert run("--results", FILE, "--add", RESULTS).returncode == 0 and PAGE.read_text() == whole
+names = [json.loads(line)["name"] for line in FILE.read_text().splitlines()]
+assert set(names) == {path.stem for path in RESULTS.glob("*.json")} and names == [name for name in LINES if name in names], names
+again = FOLDER / "again"
+again.mkdir()
+(again / "fox-pro_12.json").write_text(json.dumps(result("fox-pro_12", 12, 1.7, 2.2, 1)))
+lines = FILE.read_text().splitlines()
+assert run("--results", FILE, "--add", again).returncode == 0 and PAGE.read_text() != whole
+differ = [n for n, (one, other) in enumerate(zip(lines, FILE.read_text().splitlines(), strict=True)) if one != other]
+assert [names[n] for n in differ] == ["fox-pro_12"], differ
+FILE.write_text(lines[0] + "\n" + lines[1][:40] + "\n")
+assert "results.jsonl: line 2: not the result of a run" in run("--results", FILE).stderr
+
+# a task: the first validation that reaches a share, percent, and data that are those of runs.txt
 data_of = plan.read_sets("dev/study/runs.txt", "data")
 task = {"name": "lr_mqar-fox-pro_2e-3", "options": options("lr_mqar-fox-pro_2e-3"), "seed": 1, "lr": 2e-3,
         "corpus": " ".join(data_of["mqar"]), "device": "one",
