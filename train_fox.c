@@ -1104,7 +1104,7 @@ static void print_plan(const Run* run) { plan_print_cpu(make_plan(run)); }
 
 static Model* trainer_open(Run* run) {
     size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
-    if (run->mode == RUN_TRAIN) plan_check_cpu(make_plan(run));
+    if (run->mode == RUN_TRAIN) run->planned_seconds = plan_check_cpu(make_plan(run));
     Model* model = (Model*)xcalloc(1, sizeof *model);
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it

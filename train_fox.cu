@@ -1070,7 +1070,7 @@ static Model* trainer_open(Run* run) {
                                                                  : attention_path();
     plan_describe(run->device, sizeof run->device, &plan, attention,
                   train && model->exchange ? exchange_path(model->exchange) : NULL);
-    run->peak_flops = device->peak_flops;
+    plan_set_rates(run, &plan, device->peak_flops);
     model->B = B;
     model->T = Tn;
     if (!train) return model; // upload allocates activations when the masters are gone

@@ -19,7 +19,7 @@ said "no GPU or no driver was found here"
 for level in none fused qkv block; do said "--recompute $level"; done
 equals "" "$(cat "$scratch/stderr")"
 check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data none --sample-every 1 --generate 60000
-said "samples, requests           9115.8 MiB"
+said "samples, requests       8.90 GiB"
 check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
 said "planned for recompute block"
 
@@ -56,7 +56,7 @@ dies "--attention cudnn: these kernels have no --sequence-ranks: use --attention
     "$trainer" --dry-run --model transformer-pro-125m --attention cudnn --sequence-ranks 2
 dies "--sequence-ranks 2: this model has no attention" "$trainer" --dry-run --model mamba2-125m --sequence-ranks 2
 dies "--sequence-ranks 2: 1 rank cannot be groups" "$trainer" --model fox-pro-125m --bench 1 --sequence-ranks 2
-check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
+check "--dry-run of a window" "$trainer" --dry-run config --model transformer-swa-760m
 said '"window_size": 2048'
 dies "--attention cudnn: these kernels have no window: use --attention fox" \
     "$trainer" --dry-run --model transformer-swa-760m --attention cudnn

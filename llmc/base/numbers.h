@@ -95,3 +95,28 @@ static inline int64_t numbers_first_bad(const void* numbers, int64_t n, int elem
     }
     return n;
 }
+
+// Writes a duration in the unit that people use: 49.4 s, 3.3 minutes, 2.88 hours, 569 days, 46.1 years.
+static inline const char* duration_text(char text[32], double seconds) {
+    static const struct {
+        double seconds, most;
+        const char* name;
+    } units[] = {{1, 120, "s"}, {60, 60, "minutes"}, {3600, 72, "hours"}, {86400, 730, "days"}};
+    for (int i = 0; i < (int)(sizeof units / sizeof units[0]); i++) {
+        const double n = seconds / units[i].seconds;
+        if (n >= units[i].most) continue;
+        snprintf(text, 32, "%.3g %s", n, units[i].name);
+        return text;
+    }
+    snprintf(text, 32, "%.3g years", seconds / 31556952);
+    return text;
+}
+
+// Writes a size of memory: 158.5 MiB, 16.19 GiB.
+static inline const char* memory_text(char text[32], double bytes) {
+    if (bytes < 1 << 30)
+        snprintf(text, 32, "%.1f MiB", bytes / (1 << 20));
+    else
+        snprintf(text, 32, "%.2f GiB", bytes / (1 << 30));
+    return text;
+}

@@ -174,7 +174,34 @@ static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
                RATE_ASSUMED_MFU);
 }
 
-// Prints the hours of the training on run_ranks GPUs.
+// Tokens that the training's time is planned for: what it reads without gradients, to measure the held-out loss, counts
+// as a part of them.
+static inline double plan_measured_tokens(const Run* run) {
+    const int64_t measures = run_measures_left(run, run->options.val_data != NULL, 0);
+    const int64_t tokens = run->options.val_data ? run->options.val_tokens : 0;
+    return OPTIONS_FORWARD_SHARE * (double)measures * (double)tokens;
+}
+static inline double plan_tokens(const Run* run) {
+    return (double)run->options.max_tokens + plan_measured_tokens(run);
+}
+
+// Prints how much of the time measures of the held-out loss take.
+static inline void plan_print_measures(const Run* run) {
+    const double tokens = plan_measured_tokens(run);
+    if (tokens > 0)
+        printf("  of which %.2g%% measures the held-out loss, at most --val-tokens %lld each time\n",
+               100 * tokens / plan_tokens(run), (long long)run->options.val_tokens);
+}
+
+// Tokens a second of the training on run_ranks GPUs.
+static inline double plan_rate(const Run* run, const PlannedRate* rate, RateKind kind) {
+    const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
+    const double of_shared = rate_shared[run->group.size > 2][kind];
+    const double of_linear = run_ranks(run) == 1 ? 1 : run->group.size > 1 ? of_shared : RATE_OF_LINEAR;
+    return rate->tokens[kind] * of_linear * run->group.size / busiest;
+}
+
+// Prints the time of the training on run_ranks GPUs.
 static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute recompute) {
     if (!gpu) {
         printf("time                 not known without the GPU's speed%s\n",
@@ -187,18 +214,18 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         return;
     }
     const int ranks = run_ranks(run);
-    const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
     const bool shares = run->group.size > 1;
     const double* of_shared = rate_shared[run->group.size > 2];
-    double tokens[NUM_RATES], hours[NUM_RATES];
+    double tokens[NUM_RATES], seconds[NUM_RATES];
+    char text[32];
     for (int kind = 0; kind < NUM_RATES; kind++) {
-        const double of_linear = ranks == 1 ? 1 : shares ? of_shared[kind] : RATE_OF_LINEAR;
-        tokens[kind] = rate.tokens[kind] * of_linear * run->group.size / busiest;
-        hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
+        tokens[kind] = plan_rate(run, &rate, (RateKind)kind);
+        seconds[kind] = plan_tokens(run) / tokens[kind];
     }
-    printf("time               %15.4g hours on %d GPU%s, %.4g GPU-hours: %.0f tokens/s\n",
-           hours[RATE_UNPRUNED], ranks, plural(ranks, "s"), hours[RATE_UNPRUNED] * ranks,
-           tokens[RATE_UNPRUNED]);
+    printf("time               %15s on %d GPU%s, %.4g GPU-hours: %.0f tokens/s\n",
+           duration_text(text, seconds[RATE_UNPRUNED]), ranks, plural(ranks, "s"),
+           seconds[RATE_UNPRUNED] / 3600 * ranks, tokens[RATE_UNPRUNED]);
+    plan_print_measures(run);
     plan_print_source(&rate, run);
     if (plan_fp8(run) && rate.measured) printf("  measured without --fp8\n");
     if (ranks > 1 && !shares)
@@ -211,11 +238,11 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         printf(", as measured with two GPUs%s\n", run->group.size > 2 ? ", the last with four" : "");
     }
     if (rate.tokens[RATE_SPREAD] == 0) return;
-    printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
-           hours[RATE_SPREAD], tokens[RATE_SPREAD]);
+    printf("  half of attention pruned, as with gates spread over all lengths: %s (%.0f tokens/s)\n",
+           duration_text(text, seconds[RATE_SPREAD]), tokens[RATE_SPREAD]);
     if (rate.tokens[RATE_INITIAL] > 0)
-        printf("  while gates are as they begin: %.4g hours (%.0f tokens/s)\n", hours[RATE_INITIAL],
-               tokens[RATE_INITIAL]);
+        printf("  while gates are as they begin: %s (%.0f tokens/s)\n",
+               duration_text(text, seconds[RATE_INITIAL]), tokens[RATE_INITIAL]);
 }
 
 enum { PLAN_ACTIVATIONS = 2 }; // of plan_print's rows
@@ -228,9 +255,10 @@ static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows) {
                             : wanted == OPTION_UNSET ? RECOMPUTE_BLOCK
                                                      : (Recompute)wanted;
     rows[PLAN_ACTIVATIONS].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
-    run_print_plan(p->run, rows, num_rows);
+    run_print_memory(rows, num_rows);
     plan_print_levels(p, level, fitting >= 0);
     plan_print_time(p->run, p->gpu.known, level);
+    run_print_plan(p->run);
 }
 
 // The line on device and implementation of a run that computes losses, after plan_fit. attention: by what kernels; NULL:
@@ -320,7 +348,7 @@ static inline double plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPla
     rows[0] = (MemoryRow){"weights", weights};
     rows[1] = (MemoryRow){"gradients", weights};
     rows[2] = (MemoryRow){"AdamW's moments", 2 * weights / ranks};
-    rows[3] = (MemoryRow){"checkpoint in the making", 3 * weights / ranks};
+    rows[3] = (MemoryRow){"checkpoint being made", 3 * weights / ranks};
     rows[4] = (MemoryRow){"activations", p->activations};
     rows[5] = (MemoryRow){"samples, requests", p->cache};
     double bytes = 0;
@@ -335,43 +363,74 @@ static inline bool plan_fits_cpu(const CpuPlan* p, Error* err) {
     const int ranks = p->run->world->local_size;
     const double bytes = plan_cpu_memory(rows, p), limit = p->limit / ranks;
     if (bytes <= limit) return true;
-    return fail(err, "this training takes %.1f MiB%s, and this machine or its cgroup has %.1f; %s",
-                bytes / 1048576, ranks > 1 ? " a rank" : "", limit / 1048576,
+    char takes[32], has[32];
+    return fail(err, "this training takes %s%s, and this machine or its cgroup has %s; %s",
+                memory_text(takes, bytes), ranks > 1 ? " a rank" : "", memory_text(has, limit),
                 bytes - (double)p->activations > limit ? "take a smaller model"
                                                        : "lower --micro-batch or --seq-len");
 }
 
-static inline void plan_check_cpu(CpuPlan p) {
+// The seconds of the training on this machine's CPUs, of `threads` a rank.
+static inline double plan_cpu_seconds(const Run* run, int threads) {
+    return run_flops_per_token(run) * plan_tokens(run) / (PLAN_CPU_FLOPS * threads * run_ranks(run));
+}
+
+static inline void plan_print_for_gpu(const Run* run) {
+    if (run->table.non_embedding >= PLAN_CPU_PARAMETERS)
+        printf("This model is for a GPU: train it with ./train_foxcu (make train_foxcu). --dry-run --gpu "
+               "H100, or another\nname, plans its memory and hours there.\n");
+}
+
+// Dies where the training does not fit. Returns its seconds.
+static inline double plan_check_cpu(CpuPlan p) {
     Error err;
     if (!plan_fits_cpu(&p, &err)) die("out of memory: %s", err.msg);
+    return plan_cpu_seconds(p.run, p.threads);
 }
 
 // The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and
 // of a model for GPUs what to run instead.
 static inline void plan_print_cpu(CpuPlan p) {
     const Run* run = p.run;
-    const int threads = p.threads;
+    const int threads = p.threads * run_ranks(run);
     MemoryRow rows[PLAN_CPU_ROWS];
+    char text[32];
     Error err;
     if (plan_for_gpu(&run->options)) {
         plan_print_estimate(run);
         return;
     }
     plan_cpu_memory(rows, &p);
-    run_print_plan(run, rows, p.cache > 0 ? PLAN_CPU_ROWS : PLAN_CPU_ROWS - 1);
+    run_print_memory(rows, p.cache > 0 ? PLAN_CPU_ROWS : PLAN_CPU_ROWS - 1);
     if (!plan_fits_cpu(&p, &err)) printf("note: %s\n", err.msg);
-    const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
-    const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
-    const int all_threads = threads * run_ranks(run);
-    printf("time               %15.4g %s on %d thread%s at %g GFLOP/s each\n",
-           hours > 48  ? hours / 24
-           : hours > 1 ? hours
-                       : hours * 60,
-           hours > 48  ? "days"
-           : hours > 1 ? "hours"
-                       : "minutes",
-           all_threads, plural(all_threads, "s"), PLAN_CPU_FLOPS * 1e-9);
-    if (run->table.non_embedding >= PLAN_CPU_PARAMETERS)
-        printf("This model is for a GPU: train it with ./train_foxcu (make train_foxcu). --dry-run --gpu "
-               "H100, or another\nname, plans its memory and hours there.\n");
+    printf("time               %15s on %d thread%s at %g GFLOP/s each\n",
+           duration_text(text, plan_cpu_seconds(run, p.threads)), threads, plural(threads, "s"),
+           PLAN_CPU_FLOPS * 1e-9);
+    plan_print_measures(run);
+    plan_print_for_gpu(run);
+    run_print_plan(run);
+}
+
+// ----------------------------------------------------------------------------
+// before a training
+
+// Leaves the run what the GPU trainer knows of its time, after plan_fit.
+static inline void plan_set_rates(Run* run, const GpuPlan* p, double peak_flops) {
+    run->peak_flops = peak_flops;
+    if (!p->gpu.known || !run_has_gradients(run) || p->recompute < 0) return;
+    const PlannedRate rate = rate_plan(run, p->gpu.known, (Recompute)p->recompute);
+    if (rate.tokens[RATE_UNPRUNED] > 0)
+        run->planned_seconds = plan_tokens(run) / plan_rate(run, &rate, RATE_UNPRUNED);
+}
+
+// Prints the time of the steps that a training has before it, as far as it is planned.
+static inline void plan_print_start(const Run* run, bool on_cpu) {
+    char text[32];
+    const Options* o = &run->options;
+    const int64_t steps = run->last_step - run->state.step;
+    if (steps <= 0 || run->planned_seconds == 0) return;
+    const double share = (double)steps * (double)o->batch_tokens / (double)o->max_tokens;
+    printf("planned: %s%s, as --dry-run has it\n", duration_text(text, share * run->planned_seconds),
+           config_prunes(&run->config) && !on_cpu ? " with nothing pruned" : "");
+    if (on_cpu) plan_print_for_gpu(run);
 }

@@ -113,19 +113,29 @@ static inline void run_print_recipe(const Run* run) {
     free(recipe);
 }
 
-// Prints config, parameter counts, steps, and the trainer's memory plan with its sum.
-static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num_rows) {
-    const Options* o = &run->options;
+// Prints what a plan says first: the sum of the trainer's rows of memory, and each of them.
+static inline void run_print_memory(const MemoryRow* rows, int num_rows) {
+    char text[32];
     int64_t total = 0;
+    for (int i = 0; i < num_rows; i++) total += rows[i].bytes;
+    printf("%-18s %15s\n", "memory", memory_text(text, (double)total));
+    for (int i = 0; i < num_rows; i++)
+        printf("  %-21s %10s\n", rows[i].what, memory_text(text, (double)rows[i].bytes));
+}
+
+// Prints the rest of a plan: checkpoints, parameter counts, steps, recipe and data, and with --dry-run config the keys
+// of config.json.
+static inline void run_print_plan(const Run* run) {
+    const Options* o = &run->options;
+    char text[32];
     run_check_warmup(o);
-    JsonWriter w = json_writer(2);
-    config_put_all(&run->config, &w);
-    printf("%s\n\n", w.text);
-    json_writer_free(&w);
+    printf("%-18s %15s on disk", "checkpoint", memory_text(text, (double)run->table.parameters * 12));
+    if (o->keep > 0) printf(", the newest %lld are kept", (long long)o->keep);
+    printf("\n\n");
     printf("parameters         %15lld\n", (long long)run->table.parameters);
     printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
-    printf("head size          %15lld\n\n", (long long)config_head_size(&run->config));
+    printf("head size          %15lld\n", (long long)config_head_size(&run->config));
     printf("sequence           %15lld tokens\n", (long long)o->seq_len);
     printf("step               %15lld tokens: %lld micro-batch%s of %lld sequence%s",
            (long long)o->batch_tokens, (long long)run->micro_batches, plural(run->micro_batches, "es"),
@@ -146,16 +156,13 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
         printf("schedule           %15s to %g of the peak\n", option_schedule_names[o->lr_schedule],
                o->lr_schedule == SCHEDULE_CONSTANT ? 1 : o->lr_end);
     run_print_recipe(run);
-    printf("model FLOPs        %15.4g per token, %.4g in all\n\n", run_flops_per_token(run),
+    printf("model FLOPs        %15.4g per token, %.4g in all\n", run_flops_per_token(run),
            run_flops_per_token(run) * (double)o->max_tokens);
-    for (int i = 0; i < num_rows; i++) {
-        printf("%-18s %15.1f MiB\n", rows[i].what, (double)rows[i].bytes / 1048576);
-        total += rows[i].bytes;
-    }
-    printf("%-18s %15.1f MiB\n", "memory", (double)total / 1048576);
-    printf("%-18s %15.1f MiB on disk", "checkpoint", (double)run->table.parameters * 12 / 1048576);
-    if (o->keep > 0) printf(", the newest %lld are kept", (long long)o->keep);
-    printf("\n");
+    if (o->dry_run != DRY_RUN_CONFIG) return;
+    JsonWriter w = json_writer(2);
+    config_put_all(&run->config, &w);
+    printf("\n%s\n", w.text);
+    json_writer_free(&w);
 }
 
 // Prints model, recipe, steps and data sizes before training. val_sequences: to validate on.

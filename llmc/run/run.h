@@ -62,6 +62,7 @@ typedef struct {
     int64_t eval_tokens;          // of the longest of --eval-requests, at most, on the rank that answers
     char device[512];             // printed before training and --bench: a line on device and implementation
     double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
+    double planned_seconds;       // of the whole training; 0: not known
 } Run;
 
 // ----------------------------------------------------------------------------
@@ -517,6 +518,15 @@ static inline void run_free(Run* run) {
 
 // ----------------------------------------------------------------------------
 // what follows from a run
+
+// Measures of held-out loss from behind `step` on: as many as there are of the more frequent kind, which the other
+// mostly falls together with.
+static inline int64_t run_measures_left(const Run* run, bool validates, int64_t step) {
+    const Options* o = &run->options;
+    const int64_t validations = validates ? option_times(o->val_every, step, run->num_steps) : 0;
+    const int64_t evaluations = o->eval_every ? option_times(o->eval_every, step, run->num_steps) : 0;
+    return validations > evaluations ? validations : evaluations;
+}
 
 // Does it compute gradients?
 static inline bool run_has_gradients(const Run* run) {

@@ -84,8 +84,8 @@ typedef struct {
     int steps_in_flight;      // 0 or 1
     int (*threads)(void);     // that a rank computes with; NULL: a rank is a GPU
 
-    // Both die where the trainer does not support the run. print_plan calls run_print_plan with the memory
-    // plan. open fills run->device and run->peak_flops.
+    // Both die where the trainer does not support the run. print_plan calls run_print_memory and run_print_plan. open
+    // fills run->device, peak_flops and planned_seconds.
     void (*print_plan)(const Run* run);
     Model* (*open)(Run* run);
     void (*close)(Model* model);

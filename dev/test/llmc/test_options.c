@@ -212,6 +212,39 @@ static void check_recipe(void) {
     }
 }
 
+// Without --val-tokens all validations of a training have at most a tenth as many tokens as are trained on.
+static void check_val_tokens(void) {
+    static const struct {
+        const char* line;
+        int64_t tokens;
+    } cases[] = {
+        {"--model fox-pro-nano", 32768}, // 5 of them in 2 Mi tokens
+        {"--model fox-pro-nano --val-every 0", 131072},
+        {"--model fox-pro-nano --max-tokens 128Ki", 8192},
+        {"--model fox-pro-nano --max-tokens 4Ki", 2048}, // 4 sequences
+        {"--model fox-pro-micro", 1 << 19},
+        {"--model fox-pro-760m --recipe iclr", 1 << 20},
+        {"--model fox-pro-125m --max-tokens 1Mi --batch-tokens 128Ki", 65536},
+        {"--model fox-pro-125m --max-tokens 1Mi --batch-tokens 1Mi --seq-len 1Mi", 1 << 20},
+        {"--model fox-pro-nano --val-tokens 5", 5},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Config c;
+        Recipe recipe;
+        CHECK(parse(cases[i].line) && config_preset(&c, &recipe, options.model, &err), "%s", err.msg);
+        options_apply_recipe(&options, &recipe);
+        CHECK(options.val_tokens == cases[i].tokens, "%s: %lld", cases[i].line,
+              (long long)options.val_tokens);
+    }
+    for (int64_t every = 0; every < 12; every++) // as a loop over the steps counts what is due
+        for (int64_t steps = 1; steps < 30; steps++)
+            for (int64_t step = steps, due = 0; step >= 0; step--) {
+                due += step == steps || (every && step && step % every == 0);
+                CHECK(option_times(every, step, steps) == due, "every %lld of %lld, from %lld",
+                      (long long)every, (long long)steps, (long long)step);
+            }
+}
+
 // The published recipes, in numbers of the publications, and of each recipe a preset that it has no row for.
 static void check_published(void) {
     static const struct {
@@ -500,6 +533,7 @@ int main(void) {
     check_switch();
     check_choices();
     check_recipe();
+    check_val_tokens();
     check_published();
     check_adamw();
     check_help();

@@ -8,7 +8,17 @@ plan() { ${TRAIN_FOX:-./train_fox} --dry-run "$@"; }
 
 # line TEXT: the numbers of the last plan's line that begins with TEXT
 line() { sed -n "s/^ *$1 *//p" $scratch/stdout; }
-first() { line "$1" | awk '{ print $1 }'; }
+mib() { line "$1" | awk '{ print $2 == "GiB" ? 1024 * $1 : $1 }'; }
+# planned: hours of the last plan's time, of a GPU's by its GPU-hours, which have more digits
+planned() {
+    line time | awk '{
+        split("s 3600 minutes 60 hours 1 days 0.041666667 years 0.00011407955", unit)
+        for (i = 1; unit[i] != $2; i += 2) if (i > 9) exit 1
+        h = $1 / unit[i + 1]
+        for (i = 3; i < NF; i++) { if ($i == "on") gpus = $(i + 1); if ($(i + 1) ~ /^GPU-hours/) of_gpus = $i }
+        if (of_gpus && (of_gpus / gpus > 1.01 * h || of_gpus / gpus < 0.99 * h)) exit 1
+        print of_gpus ? of_gpus / gpus : h }'
+}
 # chosen GPU LEVEL: the level of recomputation that the last plan has for the GPU, and whether it is enough
 chosen() { equals "$1; recompute $2" "$(grep "^${1%%:*}: " $scratch/stdout | cut -d: -f1,2)"; }
 # close WANT GOT: at most 1% apart
@@ -24,12 +34,12 @@ close() {
 # rows of logits in memory, where 5,632 are now
 logits_more=$(((5632 - 2560) * 50304 * 2 >> 20))
 check "760m" plan --model fox-pro-760m --gpu H100 --recompute fused
-close $((33690 + logits_more)) "$(first memory)" # 32.9 GiB measured
+close $((33690 + logits_more)) "$(mib memory)" # 32.9 GiB measured
 chosen "H100: 79.1 GiB" fused
-equals "$((836730432 * 12 / 1048576))" "$(first checkpoint | cut -d. -f1)"
+close "$((836730432 * 12 / 1048576))" "$(mib checkpoint)"
 said "the newest 3 are kept"
 check "two ranks" plan --model fox-pro-760m --gpu H200 --ranks 2 --recompute fused
-close $((29900 + logits_more)) "$(first memory)" # 29.2 GiB measured
+close $((29900 + logits_more)) "$(mib memory)" # 29.2 GiB measured
 check "24 GiB" plan --model fox-pro-760m --gpu 4090
 chosen "4090: 23.6 GiB" block
 said "--recompute none   largest micro-batch that fits: 0 sequences"
@@ -58,12 +68,12 @@ for level in none fused qkv block; do
 done
 
 # Hours: the measured rates themselves, tokens / rate
-hours() { close "$(awk -v t="$1" -v r="$2" 'BEGIN { print t / r / 3600 }')" "$(first time)"; }
+hours() { close "$(awk -v t="$1" -v r="$2" 'BEGIN { print t / r / 3600 }')" "$(planned)"; }
 check "measured" plan --model fox-pro-125m --gpu H100
 hours 2684354560 259297
 said "the MFU measured with fox-pro-125m at 16384 tokens on an H100, nothing pruned"
-said "half of attention pruned, as with gates spread over all lengths: 2.125 hours (350928 tokens/s)"
-said "while gates are as they begin: 1.346 hours (554118 tokens/s)"
+said "half of attention pruned, as with gates spread over all lengths: 2.12 hours (350928 tokens/s)"
+said "while gates are as they begin: 1.35 hours (554118 tokens/s)"
 check "measured" plan --model transformer-llama-760m --gpu h200
 hours 16106127360 66262
 check "measured with --recompute block" plan --model fox-pro-760m --gpu H100 --seq-len 64Ki --recompute block
@@ -97,14 +107,13 @@ said "an MFU of 40%, assumed"
 # N GPUs: 98% of N times one, 93% where they share sequences, and a step lasts as long as its busiest rank
 check "eight" plan --model fox-pro-760m --gpu H200 --ranks 8
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 8 * 0.98 }')"
-close "$(awk -v h="$(first time)" 'BEGIN { print 8 * h }')" "$(line time | awk '{ print $6 }')"
 check "twelve, of which eight have three sequences" plan --model fox-pro-760m --gpu H200 --ranks 12
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 32 / 3 * 0.98 }')"
 
 # Sequences over several GPUs: memory, and hours as of their sum. 203 GB over 8 GPUs for sequences of a million tokens
 # and about 25 more for the exchange
 long="--model fox-pro-760m --gpu H200 --seq-len 1Mi --batch-tokens 1Mi --recompute block"
-activations() { line "activations, about" | awk '{ print $1 }'; }
+activations() { mib "activations, about"; }
 check "a million tokens" plan $long
 whole=$(activations)
 said "1 micro-batch of 1 sequence"
@@ -123,7 +132,7 @@ said "the MFU measured with fox-pro-125m at 65536 tokens on an H100, nothing pru
 said "98% of linear, pruned as below 95% and 87%, as measured with two GPUs"
 hours 2684354560 "$(awk 'BEGIN { flops = 6 * 123910800; attention = 6 * 12 * 768
     print 2 * 0.98 * 0.75 * 98965 * (flops + attention * 65536) / (flops + attention * 1048576) }')"
-said "while gates are as they begin: 0.968 hours (770268 tokens/s)"
+said "while gates are as they begin: 58.1 minutes (770268 tokens/s)"
 check "on four" plan --model fox-pro-125m --gpu H200 --seq-len 1Mi --batch-tokens 1Mi --sequence-ranks 4
 said "98% of linear, pruned as below 95% and 76%, as measured with two GPUs, the last with four"
 check "four groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2
@@ -143,7 +152,7 @@ dies "--micro-batch 2: a step has 2 micro-batches, too few for 4 groups of ranks
 # The recipes say the same hours
 recipe() { # FILE HOURS OPTIONS...
     check "$1" plan --model "${@:3}"
-    equals "$2" "$(printf '%.1f' "$(first time)")"
+    equals "$2" "$(printf '%.1f' "$(planned)")"
     check "$1 says $2 hours" grep -qE "[^0-9.]$2 hours" "scripts/$1"
 }
 recipe longcrawl64.sh 2.9 fox-pro-125m --gpu H100 --micro-batch 2
@@ -159,7 +168,7 @@ for script in multi_node_mpirun.sh slurm.sbatch; do recipe $script 4.9 fox-pro-7
 # and the same memory, in GiB
 memory() { # FILE TEXT OPTIONS...
     check "$1" plan --model "${@:3}" --gpu H100
-    equals "${2%% *}" "$(first memory | awk '{ printf "%.0f", $1 / 1024 }')"
+    equals "${2%% *}" "$(mib memory | awk '{ printf "%.0f", $1 / 1024 }')"
     check "$1 says $2 GiB" grep -q "  $2 GiB" "scripts/$1"
 }
 memory longcrawl64.sh 16 fox-pro-125m --micro-batch 2
@@ -167,7 +176,7 @@ memory longcrawl64.sh 41 fox-pro-360m --micro-batch 2
 memory longcrawl64.sh "39 and 32" fox-pro-760m
 memory longcrawl64.sh "39 and 32" fox-pro-760m --recipe submission
 check "eight" plan --model fox-pro-760m --ranks 8 --gpu H100
-equals 32 "$(first memory | awk '{ printf "%.0f", $1 / 1024 }')"
+equals 32 "$(mib memory | awk '{ printf "%.0f", $1 / 1024 }')"
 memory gpu_quickstart.sh 16 fox-pro-125m --micro-batch 2 --batch-tokens 128Ki
 for script in multi_node_mpirun.sh slurm.sbatch; do memory $script 31 fox-pro-760m --ranks 16; done
 memory short_context.sh 24 fox-pro-360m --set vocab_size=32000 --seq-len 2048
@@ -175,9 +184,9 @@ memory sweep/ablations.sh 24 fox-pro-360m
 
 # The page's example is what it prints
 check "the page's example" plan --model fox-pro-125m --micro-batch 2 --gpu H100
-sed -n '/^weights, gradients/,$p' $scratch/stdout >$scratch/printed
+sed '/^$/,$d' $scratch/stdout >$scratch/printed
 sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/TRAINING.md |
-    sed '1,2d; $d' >$scratch/page
+    sed '1d; /^\.\.\.$/,$d' >$scratch/page
 same $scratch/page $scratch/printed
 
 # names of GPUs
@@ -218,15 +227,31 @@ said "1024 tokens: 1 step, peak"
 OMP_NUM_THREADS=2 check "on the CPU" plan --model fox-pro-nano
 said " on 2 threads at "
 said "GFLOP/s each"
-close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 60 }')" "$(first time)"
+close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 3600 }')" "$(planned)"
 if grep -q "for a GPU" $scratch/stdout; then fail "nano is for a GPU"; else pass; fi
+
+# Memory, time and checkpoints are its first lines, and its configuration is told when asked for. Time has a unit that
+# people use, and counts the measures of held-out loss: 5 of 32,768 tokens, at 0.4 of the time of a token that is trained on
+check "the first lines" plan --model fox-pro-nano
+equals "memory time checkpoint" "$(grep -v '^ ' $scratch/stdout | sed '/^$/,$d' | awk '{ print $1 }' | paste -sd ' ')"
+equals 0 "$(grep -c hidden_size $scratch/stdout)"
+hours=$(planned)
+check "config" plan config --model fox-pro-nano
+equals "memory 1" "$(head -n 1 $scratch/stdout | awk '{ print $1 }') $(grep -c '"hidden_size": 128' $scratch/stdout)"
+check "with held-out data" plan --model fox-pro-nano --val-data none
+close "$(awk -v h="$hours" 'BEGIN { print h * (1 + 0.4 * 5 * 32768 / 2097152) }')" "$(planned)"
+said "  of which 3% measures the held-out loss, at most --val-tokens 32768 each time"
+OMP_NUM_THREADS=1 check "seconds" plan --model fox-pro-nano --max-tokens 256Ki
+equals "49.5 s" "$(line time | awk '{ print $1, $2 }')"
+OMP_NUM_THREADS=1 check "years" plan --model fox-pro-760m
+equals "92.8 years" "$(line time | awk '{ print $1, $2 }')"
 
 # A training larger than the memory is noted in its plan, and ends before it allocates any: an allocation would fail at
 # the limit
 limited() { (ulimit -v 8000000 && ./train_fox "$@"); }
 large="--model fox-pro-nano --seq-len 64Ki --batch-tokens 4Gi --micro-batch 64Ki"
 check "the plan of a training larger than the memory" plan $large
-takes="this training takes $(first memory) MiB, and this machine or its cgroup has "
+takes="this training takes $(line memory), and this machine or its cgroup has "
 said "note: $takes"
 said "; lower --micro-batch or --seq-len"
 dies "out of memory: $takes" limited $large --data none

@@ -50,10 +50,10 @@ recipes() {
 --model fox-pro-nano --set document_reset=true --set pruning_rule=acp|2097152|0.002|the preset's, changed: pruning_rule "acp" ("ours"), document_reset true (false)
 --model deltanet-125m --set document_reset=true|2684354560|0.002|analysis, changed: document_reset true (false)
 END
-    check "heads of 128" run --model fox-pro-760m --recipe submission --dry-run
+    check "heads of 128" run --model fox-pro-760m --recipe submission --dry-run config
     said '"num_heads": 12'
     said "schedule                    cosine to 0.1 of the peak"
-    check "a matrix state's" run --model deltanet-125m --recipe submission --dry-run
+    check "a matrix state's" run --model deltanet-125m --recipe submission --dry-run config
     said '"num_heads": 6'
 
     # how often the data is read: 249 sequences of 16 tokens

@@ -22,7 +22,7 @@ last() { find "$1" -name 'step_*' | sort | tail -n 1; }
 run=$scratch/run
 check "a run of three steps" train --out "$run" --max-steps 3
 cp -r "$run" "$scratch/before"
-check "--dry-run of a run" resume "$run" --dry-run
+check "--dry-run of a run" resume "$run" --dry-run config
 said '"hidden_size": 32'
 said "64 tokens: 1 micro-batch of 4 sequences"
 said "1280 tokens: 20 steps, peak learning rate 0.002"

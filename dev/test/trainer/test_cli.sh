@@ -311,38 +311,6 @@ refused_out() {
     equals "$out/step_00000020" "$(echo "$out"/*step_*)"
 }
 
-# A stream is shuffled, documents are read in order, and --shuffle says otherwise; a run goes on as its record says.
-order_of_data() {
-    local order step=step_00000002/model.safetensors
-    ordered() { # NAME SHARD WORD OPTION...: a run of two steps, which says WORD
-        rm -rf "$scratch/order_$1"
-        check "$1 on $2" run $tiny $batches --max-steps 2 --data "$shards/$2.bin" --out "$scratch/order_$1" "${@:4}"
-        said " ($3), 0 held out"
-        check "its plan" run $tiny $batches --data "$shards/$2.bin" --dry-run "${@:4}"
-        said " sequences, $3"
-        check "its log" grep -q "\"shuffle\":$([ "$3" = shuffled ] && echo true || echo false)" "$scratch/order_$1/log.jsonl"
-    }
-    for order in text documents; do
-        ordered default $order "$([ $order = text ] && echo shuffled || echo "in order")"
-        ordered shuffled $order shuffled --shuffle
-        ordered unshuffled $order "in order" --shuffle false
-        same "$scratch/order_default/$step" "$scratch/order_$([ $order = text ] && echo shuffled || echo unshuffled)/$step"
-        differ "$scratch/order_shuffled/$step" "$scratch/order_unshuffled/$step"
-    done
-    ordered older text "in order" --shuffle false
-    files unseal "$scratch/order_older/step_00000002/trainer.json"
-    sed -i 's/"shuffle": false,//' "$scratch/order_older/step_00000002/trainer.json"
-    check "a run of before goes on" run --resume --out "$scratch/order_older" --max-steps 3
-    said " (in order), 0 held out"
-    dies "--shuffle: the run in $scratch/order_older reads its data in order, which cannot change" \
-        run --resume --out "$scratch/order_older" --shuffle
-    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump"
-    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_in_order" --shuffle false
-    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_shuffled" --shuffle
-    same "$scratch/dump" "$scratch/dump_in_order"
-    differ "$scratch/dump" "$scratch/dump_shuffled"
-}
-
 # ----------------------------------------------------------------------------
 
 dry_run() {
@@ -377,22 +345,22 @@ mamba2-360m 368314880
 mamba2-760m 780113664
 END
     check "nothing is made" test ! -e "$out/dry"
-    check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run
+    check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run config
     said '"bos_token_id": 299'
     said '"eos_token_id": 256'
-    check "--dry-run" run --model transformer-swa-760m --dry-run
+    check "--dry-run" run --model transformer-swa-760m --dry-run config
     said '"window_size": 2048'
     said " 5.39e+09 per token"
     check "gates that are off anyway" run --model transformer-pro-nano --set log_pruning_tolerance=null \
         --set fgate_bias_init=false --set pruning_rule=ours --dry-run
     check "a gate" run --model transformer-pro-nano --set fgate_type=full --set log_pruning_tolerance=-5 --dry-run
     check "the last one counts" run --model fox-pro-nano --set hidden_size=64 --seq-len 8 --model fox-pro-micro \
-        --set hidden_size=320 --seq-len=16 --dry-run
+        --set hidden_size=320 --seq-len=16 --dry-run config
     said '"hidden_size": 320'
     said "sequence                        16 tokens"
-    check "a window" run --model fox-pro-nano --set window_size=33 --dry-run
+    check "a window" run --model fox-pro-nano --set window_size=33 --dry-run config
     said '"window_size": 33'
-    check "no window" run --model transformer-swa-nano --set window_size=0 --dry-run
+    check "no window" run --model transformer-swa-nano --set window_size=0 --dry-run config
     said '"window_size": null'
     check "--dry-run" run --model fox-pro-760m --dry-run
     said "524288 tokens: "
@@ -426,15 +394,6 @@ warmup() {
     said "$only_rises" stderr
     check "--dry-run of a long warm-up" run $tiny $long --dry-run
     said "$only_rises" stderr
-}
-
-# In a step that does not end, Ctrl-C is answered at once, and ends the run when it is given again. The opening lines
-# are in the pipe by then.
-interrupted() {
-    rm -rf "$out"
-    check "Ctrl-C twice" files interrupt "$trainer" $tiny --seq-len 16 --batch-tokens 64Gi --micro-batch 1 \
-        --data "$shards/text.bin" --out "$out"
-    no_checkpoint
 }
 
 # cli_files.py computes the loss from the logits independently.
@@ -619,10 +578,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     refused_options
     evaluations
     refused_out
-    order_of_data
     dry_run
     warmup
-    interrupted
     dumps
     good_data
     names

@@ -380,7 +380,7 @@ cudnn() {
 
 plans() {
     for model in fox-pro-125m transformer-llama-760m; do
-        check "--dry-run $model" gpu --model $model --dry-run --data none --out "$scratch/dry"
+        check "--dry-run $model" gpu --model $model --dry-run config --data none --out "$scratch/dry"
         equals "" "$(cat "$scratch/stderr")"
         said "--recompute block  largest micro-batch that fits: "
         said '"hidden_size": '

@@ -441,7 +441,7 @@ keep 2 (was 3)" "$(events "$out")"
     said "validation loss"
     equals "at 1024 tokens
 val-data \\\"$shards/val.bin\\\" (was unset)
-val-tokens 16 (was 1048576)" "$(events "$out")"
+val-tokens 16 (was 128)" "$(events "$out")"
     check "other data" resume "$out" --data "$shards/part_0.bin" --data-changed --max-steps 17
     said "resume: other data than before (--data-changed)"
     differ "$out/log.jsonl" "$scratch/before/log.jsonl"

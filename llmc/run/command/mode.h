@@ -134,7 +134,8 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
     const Options* o = &line.options;
     if (o->help || o->version) return line; // whatever else was given
-    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
+    bool dry = o->dry_run != OPTION_UNSET, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL,
+         eval = o->eval != NULL;
     bool requests = o->requests != NULL, maps = o->maps != NULL;
     // with --data, also that of a run that goes on, --generate is the length of samples while training
     bool generate = o->generate != OPTION_UNSET && !o->data && !o->resume && !o->resume_from && !requests;

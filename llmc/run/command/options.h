@@ -34,7 +34,8 @@ static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NA
 
 static const char* const option_schedule_names[] = {SCHEDULE_CHOICES(CHOICE_NAME)};
 
-typedef enum { SHUFFLE_FALSE, SHUFFLE_TRUE } Shuffle; // as the words of --shuffle
+typedef enum { SHUFFLE_FALSE, SHUFFLE_TRUE } Shuffle;     // as the words of --shuffle
+typedef enum { DRY_RUN_PLAN, DRY_RUN_CONFIG } DryRunKind; // as those of --dry-run
 typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
 typedef enum { SCHEDULE_CHOICES(CHOICE_VALUE) } ScheduleKind; // llmc/run/schedule.h
 
@@ -105,7 +106,8 @@ ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
 ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
     "steps between measurements of the loss on --val-data; 0: only one at the end") \
 ROW(COUNT, val_tokens, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
-    "held-out tokens to measure it on, at most those in --val-data [1048576; with --eval all]") \
+    "held-out tokens to measure it on, at most those in --val-data [at most 1 Mi, so that it takes a few " \
+    "percent of the time; with --eval all]") \
 ROW(COUNT, eval_every, "eval-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between evaluations, of which one is at the end: the loss by position on --val-data, and " \
     "--eval-requests; 0: none") \
@@ -160,8 +162,9 @@ ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
 ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
     "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
-ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, \
-    "print config, parameter counts, memory and hours, and exit; needs no GPU") \
+ROW(SWITCH, dry_run, "dry-run", "plan|config", OPTION_UNSET, DRY_RUN_PLAN, 0, \
+    "print memory, time, checkpoints and sizes, with `config` the model's configuration too, and exit; needs no " \
+    "GPU") \
 ROW(TEXT, gpu, "gpu", "NAME", 0, 0, 0, \
     "with --dry-run: plan for this GPU, as in H100, A100, L40S or 4090, of another machine") \
 ROW(REAL, gpu_memory, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, "the same with this memory [the GPU's]") \
@@ -254,6 +257,27 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return ok;
 }
 
+// How often something is due from behind `step` on that is due every `every` steps, or never (0), and behind the last
+// of `steps`.
+static inline int64_t option_times(int64_t every, int64_t step, int64_t steps) {
+    if (every == 0 || every > steps) every = steps;
+    return every == 0 ? 0 : (steps + every - 1) / every - (step > 0 ? (step - 1) / every : 0);
+}
+
+// A token without gradients takes about this share of the time of one with: 0.33 by FLOPs, 0.46 as measured.
+#define OPTIONS_FORWARD_SHARE 0.4
+
+// Tokens of a measure of the held-out loss without --val-tokens: all measures of a training have at most a tenth as many
+// tokens as are trained on, and so take 2 to 5% of its time on any machine. At least 4 sequences, at most 1 Mi tokens.
+static inline int64_t options_val_tokens(const Options* o) {
+    const int64_t steps = (o->max_tokens + o->batch_tokens - 1) / o->batch_tokens;
+    const int64_t share = o->max_tokens / (10 * option_times(o->val_every, 0, steps));
+    int64_t tokens = 1 << 20;
+    while (tokens > share) tokens /= 2;
+    const int64_t least = 4 * o->seq_len < 1 << 20 ? 4 * o->seq_len : 1 << 20;
+    return tokens < least ? least : tokens;
+}
+
 // Fills what is unset from a recipe. A training shorter than the recipe's is warmed up for the same
 // share of its tokens; a longer one for the recipe's tokens, as in the paper.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
@@ -268,7 +292,7 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->lr_end == OPTION_UNSET) o->lr_end = o->lr_schedule == SCHEDULE_CONSTANT ? 0 : r->lr_end;
     if (o->cooldown_tokens == OPTION_UNSET && o->lr_schedule == SCHEDULE_WSD)
         o->cooldown_tokens = o->max_tokens / 5;
-    if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1048576;
+    if (o->val_tokens == OPTION_UNSET) o->val_tokens = options_val_tokens(o);
 }
 
 // AdamW's numbers for optimizer step `step`, counted from 1, with learning rate lr.
