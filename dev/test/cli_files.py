@@ -19,8 +19,8 @@ independent of the C code; needs only Python's standard library.
                                           signal, and prints its exit code. SPIN loop iterations delay the signal
     cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, but closes the pipe from the program's stdout before
                                           the signal
-    cli_files.py interrupt PROGRAM OPTION...   sends Ctrl-C to a run in its first step, which does not end, and again;
-                                          checks the opening lines, the answer, and that the second one ends the run
+    cli_files.py interrupt TEXT N PROGRAM OPTION...   sends Ctrl-C, up to N times, to a program whose terminal shows TEXT;
+                                          prints its exit code and what it is stopping after
 """
 
 import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys, threading
@@ -418,23 +418,25 @@ def strike(name, step, spin, command, reader_goes=False):
     assert b"nan" not in rest
 
 
-def cpu_seconds(process):
-    with open(f"/proc/{process}/stat") as f:
-        return int(f.read().rpartition(")")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
-
-
-def interrupt(command):
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-    limit = threading.Timer(120, program.kill)  # then the pipes end
+def interrupt(text, times, command):
+    """Interrupts a program that has a terminal for its stderr, once that shows the text; again, if times is 2, once it has
+    answered. Prints its exit code. Nothing is timed: what never ends is ended by a limit."""
+    terminal, stderr = os.openpty()
+    program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    os.close(stderr)
+    limit = threading.Timer(120, program.kill)
     limit.start()
+    shown, awaited = b"", [text.encode(), b"stopping after this"][:times]
     try:
-        assert any(b", micro-batches of " in line for line in program.stdout), "the opening lines are not in the pipe"
-        while cpu_seconds(program.pid) < 1:  # all before the step takes milliseconds
-            os.sched_yield()
-        program.send_signal(signal.SIGINT)
-        assert any(b"stopping after this step" in line for line in program.stderr), "Ctrl-C is not answered"
-        program.send_signal(signal.SIGINT)
-        assert program.wait() == -signal.SIGINT
+        while True:
+            while awaited and awaited[0] in shown:
+                program.send_signal(signal.SIGINT)
+                awaited.pop(0)
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # the program has ended
+                break
+        print(program.wait(), *(word for word in ("micro-batch", "step") if f"stopping after this {word};" in shown.decode()))
     finally:
         program.kill()
         limit.cancel()
@@ -469,6 +471,6 @@ if __name__ == "__main__":
     elif command == "strike_pipe":
         strike(args[0], int(args[1]), 0, args[2:], reader_goes=True)
     elif command == "interrupt":
-        interrupt(args)
+        interrupt(args[0], int(args[1]), args[2:])
     else:
         sys.exit(__doc__)

@@ -33,6 +33,8 @@ typedef struct {
     double flops_per_token; // model FLOPs, forward and backward; 0: not printed
     double attention_flops; // the part of them that attention takes
     double peak_flops;      // of all devices, per second; 0: not known, no MFU
+    int64_t measure_tokens; // of a measure of the held-out loss
+    double measure_seconds; // that the last one took; 0: there was none
 
     int fd; // of log.jsonl; -1: terminal only
     char path[PATH_LENGTH];
@@ -70,6 +72,7 @@ typedef struct {
     int ranks;             // 1: alone, and
     const RankTime* times; // [ranks] is not set
     int sequence_ranks;    // of them share sequences
+    int64_t measures_left; // of the held-out loss, from this step on
 
     // Fraction of attention's FLOPs within documents that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
@@ -121,14 +124,16 @@ static inline const char* log_number(char text[32], double x) {
     return text;
 }
 
-// Formats a duration as 7s, 3m10s, 1h02m or 2d03h; "?" if it is not known.
+// Formats a duration as 7s, 3m10s, 1h02m, 2d03h or 46y; "?" if it is not known.
 static inline const char* log_duration(char text[32], double seconds) {
-    if (!(seconds >= 0 && seconds < 1e10)) {
+    if (!(seconds >= 0 && seconds < 1e15)) {
         snprintf(text, 32, "?");
         return text;
     }
     long long s = llround(seconds);
-    if (s >= 86400)
+    if (s >= 730LL * 86400)
+        snprintf(text, 32, "%lldy", s / 31556952);
+    else if (s >= 86400)
         snprintf(text, 32, "%lldd%02lldh", s / 86400, s / 3600 % 24);
     else if (s >= 3600)
         snprintf(text, 32, "%lldh%02lldm", s / 3600, s / 60 % 60);
@@ -157,7 +162,7 @@ static inline void logger_warn(Logger* l, int why) {
 }
 
 // Opens OUT/log.jsonl for appending, and creates folder and file if they do not exist; out NULL: terminal
-// only. The caller then sets the first five fields. It calls logger_close also on error.
+// only. The caller then sets the first six fields. It calls logger_close also on error.
 static inline bool logger_open(Logger* l, const char* out, Error* err) {
     memset(l, 0, sizeof *l);
     l->fd = -1;
@@ -314,7 +319,11 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     double flops = (l->flops_per_token - hidden * l->attention_flops) * tokens_per_s;
     for (int i = 0; i < s->num_layers; i++) pruned += s->pruned[i] / s->num_layers;
     double executed = flops - pruned * attention * tokens_per_s;
-    double seconds_left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s;
+    const double measure = l->measure_seconds > 0
+                               ? l->measure_seconds
+                               : OPTIONS_FORWARD_SHARE * (double)l->measure_tokens / tokens_per_s;
+    double seconds_left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s +
+                          (double)s->measures_left * measure;
 
     JsonWriter* w = logger_begin_line(l, "step", s->step);
     json_put_int(w, "tokens", s->tokens);

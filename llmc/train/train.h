@@ -10,7 +10,8 @@ A step of the loop, for a trainer with one step in flight:
 A checkpoint is written behind training's back (saver.h), and gets its name as soon as all ranks have written
 their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end of training a checkpoint, a validation and an evaluation are always
 due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
-logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it.
+logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it. Where
+nothing has been trained that a checkpoint would keep, the step is dropped after its current micro-batch.
 
 With several ranks everyone runs this loop, and rank 0 writes the log. What they do next depends only on what
 all of them know: options, and the votes that travel with each step's loss. So they leave the loop, save and
@@ -31,7 +32,9 @@ Called by main of the trainers, and only there.
 #include "../run/trainer.h"
 #include "../plan/plan.h"
 #include "data.h"
+#include "load.h"
 #include "signals.h"
+#include "step_progress.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
@@ -57,6 +60,8 @@ typedef struct {
     Tokenizer sampler;          // of samples and requests; vocab_size 0: they are token ids
     Requests* requests;         // of --eval-requests; NULL: none, or another rank answers them
     bool cut;                   // a signal has ended what was to be measured last
+    int64_t kept;               // step whose state needs no checkpoint: the first one, or one that has it
+    StepProgress progress;      // of the step that is queued
     int64_t saving;             // step of the checkpoint in the making, and
     double saving_waited;       // for how many seconds training has waited for it
 } Training;
@@ -100,6 +105,7 @@ static inline void training_open(Training* t) {
         die("%s", err.msg);
     t->logger.num_steps = run->num_steps;
     t->logger.log_every = o->log_every;
+    t->logger.measure_tokens = t->val_sequences * o->seq_len;
     t->logger.flops_per_token = run_flops_per_token(run);
     t->logger.attention_flops = run_mixer_flops_per_token(run);
     t->logger.peak_flops = run->peak_flops * t->world->size;
@@ -185,8 +191,13 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     memset(&v, 0, sizeof v);
     p.stop = &run_interrupted;
     if (t->val_sequences) {
-        positions_measure(&p, t->trainer, t->model, run, &t->val_data, t->val_sequences, NULL);
+        Progress progress;
+        const bool shows = t->world->rank == 0 && isatty(STDERR_FILENO);
+        progress_start(&progress, "held-out loss", (double)(t->val_sequences * T), "K tokens", 1000);
+        positions_measure(&p, t->trainer, t->model, run, &t->val_data, t->val_sequences,
+                          shows ? &progress : NULL);
         positions_reduce(&p, t->world);
+        progress_end(&progress);
     }
     t->cut = p.sequences < t->val_sequences; // on one of the ranks
     for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], (int64_t)p.counts[i]);
@@ -208,6 +219,7 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
         v.seconds = seconds_now() - start;
         if (!t->cut) log_evaluation(&t->logger, run->state.step, &v, &p, answered ? t->requests : NULL);
     }
+    if (!t->cut) t->logger.measure_seconds = v.seconds;
     positions_free(&p);
 }
 
@@ -311,23 +323,35 @@ static inline void training_progress(Training* t) {
     if (t->logger.steps == 0) watch_allow(t->world, first_step);
 }
 
-// Queues one optimizer step and advances the state past it.
-static inline void training_queue_step(Training* t) {
+// Does a signal end the run within the step, of which no other rank waits for a part, since there is nothing to save?
+static inline bool training_drops_step(const Training* t) {
+    run_drops_step = t->world->size == 1 && (!t->run->options.out || t->run->state.step == t->kept);
+    return run_drops_step && run_interrupted;
+}
+
+// Queues one optimizer step and advances the state past it. False: a signal has ended the run within it.
+static inline bool training_queue_step(Training* t) {
     const Options* o = &t->run->options;
     TrainerState* state = &t->run->state;
     int64_t step_tokens = t->run->batch_sequences * o->seq_len;
     double lr = schedule_lr(o, state->tokens, step_tokens);
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
     int64_t mine = t->data.options.share.count / t->run->micro_batch;
+    const bool waits = t->trainer->steps_in_flight == 0 && t->world->rank == 0; // for each micro-batch
+    step_progress_begin(&t->progress, waits, t->logger.steps == 0, mine);
     t->trainer->begin_step(t->model);
     t->data.uncounted = 0;
     memset(&t->data.documents, 0, sizeof t->data.documents);
     for (int64_t i = 0; i < run_rank_batches(t->run); i++) {
         training_progress(t); // as often on all ranks, though one may have a micro-batch less
+        if (training_drops_step(t)) break;
         if (i >= mine) continue;
         t->trainer->load_batch(t->model, &t->data);
         t->trainer->add_gradients(t->model, step_tokens, i + 1 == mine);
+        step_progress_add(&t->progress, &t->logger, state->step + 1, t->run->num_steps - state->step);
     }
+    step_progress_end(&t->progress);
+    if (training_drops_step(t)) return false;
     StepVotes votes = training_votes(t);
     t->trainer->update(t->model, &adamw, o->grad_clip, &votes);
     state->step++;
@@ -342,7 +366,9 @@ static inline void training_queue_step(Training* t) {
     line->lr = lr;
     line->masked = t->data.masked;
     line->sequence_ranks = t->run->group.size;
+    line->measures_left = run_measures_left(t->run, t->val_sequences > 0, state->step);
     t->in_flight++;
+    return true;
 }
 
 // Has a rank got a signal? Alone it is known at once, with several ranks from the votes of a step.
@@ -350,14 +376,14 @@ static inline bool training_stops(const Training* t) {
     return t->world->size == 1 ? run_interrupted : t->votes.stop > 0;
 }
 
-// The training loop, until the last step or a signal. Returns whether the present state is saved already.
+// The training loop, until the last step or a signal. Returns whether the present state needs no checkpoint.
 static inline bool training_loop(Training* t) {
     const Trainer* trainer = t->trainer;
     const Options* o = &t->run->options;
     TrainerState* state = &t->run->state;
     bool saved = run_resumed(t->run) && !t->run->branched;
     while (state->step < t->run->last_step && !training_stops(t)) {
-        training_queue_step(t);
+        if (!training_queue_step(t)) break;
         bool last = state->step == t->run->last_step;
         bool validates = t->val_sequences && (last || run_due(o->val_every, state->step));
         bool evaluates = o->eval_every && (last || run_due(o->eval_every, state->step));
@@ -367,13 +393,16 @@ static inline bool training_loop(Training* t) {
         training_finish_steps(t, due ? 0 : trainer->steps_in_flight);
         if (t->votes.failed > 0 || t->votes.written == t->world->size) training_finish_save(t);
         if (!due) continue;
-        if (saved) training_save(t);
+        if (saved) {
+            training_save(t);
+            t->kept = state->step;
+        }
         if (validates || evaluates) training_measure(t, validates, evaluates);
         if (samples) training_sample(t);
         t->last_time = seconds_now();
     }
     training_finish_steps(t, 0);
-    return saved;
+    return saved || (training_stops(t) && state->step == t->kept);
 }
 
 // Logs the run, and where it resumes. One that has nothing left to do leaves the log as it is.
@@ -424,6 +453,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
         printf("nothing left to do: the run is at %s\n", run_progress(at, run));
     printf("%s", run->device);
 
+    t->kept = state->step;
     t->last_time = seconds_now();
     training_measure_first(t);
     bool saved = training_loop(t);
@@ -445,33 +475,6 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
 
 // ----------------------------------------------------------------------------
 // main
-
-// Host memory for a rank's shard of weights, and with `moments` of AdamW's.
-static inline CheckpointTensors host_tensors_new(const Trainer* trainer, const Run* run, bool moments) {
-    const size_t bytes = (size_t)shard_count(&run->shard) * (size_t)trainer->element_bytes;
-    char* memory = (char*)trainer->host_alloc((moments ? 3 : 1) * bytes);
-    CheckpointTensors t = {memory, moments ? memory + bytes : NULL, moments ? memory + 2 * bytes : NULL,
-                           trainer->element_bytes};
-    return t;
-}
-
-// Collective: fills t with the weights and moments of the checkpoint to resume, with the weights of --init,
-// or with weights drawn from the seed; moments are then zero. Fails if the checkpoint is damaged.
-static inline bool load_weights(const CheckpointTensors* t, const Run* run, Error* err) {
-    const char* init = run->options.init;
-    const bool moments = t->m != NULL;
-    const CheckpointTensors weights = {t->w, NULL, NULL, t->element_bytes};
-    const CheckpointPart part = {&run->table, &run->shard, run_resumed(run) ? t : &weights, run->world};
-    const size_t bytes = (size_t)(shard_count(&run->shard) * t->element_bytes);
-    memset(t->w, 0, (moments ? 3 : 1) * bytes); // a checkpoint has no moments of what is not trained
-    if (run_resumed(run)) return checkpoint_load(run->checkpoint, &run->record, &part, NULL, err);
-    if (!init)
-        draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,
-                     (uint64_t)run->options.seed);
-    else if (!checkpoint_load(init, NULL, &part, NULL, err))
-        die("%s", err->msg);
-    return true;
-}
 
 // Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot
 // be read.
@@ -499,6 +502,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     if (run->mode == RUN_DUMP) result_open(&dumped, "dump", run->options.dump);
     ranks_compare_model(run);
     Model* model = trainer->open(run);
+    if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL); // weights may take a while
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
     bool loaded = load_weights(&host, run, err);
     if (loaded) trainer->upload(model, &host);

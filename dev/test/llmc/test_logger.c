@@ -112,8 +112,8 @@ static void test_numbers(void) {
         const char* text;
     } durations[] = {{0, "0s"},        {7.4, "7s"},       {59.4, "59s"},   {59.6, "1m00s"},
                      {190, "3m10s"},   {3599.7, "1h00m"}, {3725, "1h02m"}, {86399, "23h59m"},
-                     {86400, "1d00h"}, {270000, "3d03h"}, {NAN, "?"},      {INFINITY, "?"},
-                     {-1, "?"}};
+                     {86400, "1d00h"}, {270000, "3d03h"}, {1.46e9, "46y"}, {NAN, "?"},
+                     {INFINITY, "?"},  {-1, "?"}};
     char text[32];
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         CHECK(strcmp(log_number(text, numbers[i].x), numbers[i].text) == 0, "%g is printed as '%s'",
@@ -219,6 +219,26 @@ static void test_steps(void) {
     CHECK(fabs(number(2, "tokens_per_s") - 4096 / (3.95 / 1.95)) < 1e-9, "%.17g", number(2, "tokens_per_s"));
     CHECK(has(3, "model_flops_per_s") && !has(3, "mfu"), "MFU without a known peak");
     CHECK(number(3, "eta_s") == 0, "time left after the last step");
+}
+
+// The time left has the measures of held-out loss that are due, by the rate of training until one was measured.
+static void test_measures(void) {
+    Logger l;
+    open_log(&l);
+    l.measure_tokens = 8192;
+    LogStep first = a_step(998, 2), second = a_step(999, 2), last = a_step(1000, 2);
+    first.measures_left = 2, second.measures_left = 2, last.measures_left = 1;
+    CAPTURE(1, logger_step(&l, &first));
+    l.measure_seconds = 30;
+    CAPTURE(1, logger_step(&l, &second));
+    CAPTURE(1, logger_step(&l, &last));
+    CHECK(strstr(captured, " 30s left\n"), "a validation is left: %s", captured);
+    logger_close(&l);
+    CHECK(read_log() == 3, "lines");
+    CHECK(fabs(number(0, "eta_s") - (2 * 2 + 2 * OPTIONS_FORWARD_SHARE * 2 * 2)) < 1e-9, "%g",
+          number(0, "eta_s"));
+    CHECK(number(1, "eta_s") == 2 + 2 * 30 && number(2, "eta_s") == 30, "%g %g", number(1, "eta_s"),
+          number(2, "eta_s"));
 }
 
 static void test_pruned(void) {
@@ -503,9 +523,9 @@ static void test_cannot_open(void) {
 
 int main(void) {
     static void (*const tests[])(void) = {
-        test_numbers, test_run,           test_ranks,           test_checkpoint, test_buckets,
-        test_steps,   test_pruned,        test_hidden,          test_log_every,  test_validation,
-        test_events,  test_terminal_only, test_unfinished_line, test_full_disk};
+        test_numbers,    test_run,      test_ranks,         test_checkpoint,      test_buckets,
+        test_steps,      test_measures, test_pruned,        test_hidden,          test_log_every,
+        test_validation, test_events,   test_terminal_only, test_unfinished_line, test_full_disk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         path_join(log_path, strcpy(folder, test_scratch("logger")), "log.jsonl");
         tests[i]();
