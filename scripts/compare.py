@@ -22,7 +22,7 @@ bands. It writes
 
 Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
 are the model's, as if nothing were pruned or in other documents. Hours are those of steps and validations;
-GPU-hours count ranks, and steps that were done twice because a run was killed. Pictures need matplotlib,
+GPU-hours, on the CPU rank-hours, count ranks, and steps that were done twice because a run was killed. Pictures need matplotlib,
 half-lives also safetensors (scripts/requirements.txt); --no-plots needs nothing. A folder without a log is
 left out. So is a run whose log is damaged, and the exit code is then 1.
 
@@ -332,7 +332,8 @@ def training_table(groups):
         rows.append((statistics.fmean(known) if known else math.inf, name, str(len(runs)),
                      f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4), speed,
                      spread(hours, 3)[0], f"{sum(hours):,.3f}"))
-    titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", "GPU-hours", "of all seeds")
+    hours = "rank-hours" if any(r.start["device"] == "CPU" for runs in groups.values() for r in runs) else "GPU-hours"
+    titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", hours, "of all seeds")
     return markdown(titles, [row[1:] for row in sorted(rows)])
 
 
@@ -388,8 +389,6 @@ def notes(runs, others):
         values = sorted({str(run.start[key]).split(",")[0] for run in runs})  # of a device its name
         if len(values) > 1:
             yield f"{key} differs: {'; '.join(values)}"
-    if any(run.start["device"] == "CPU" for run in runs):
-        yield "on the CPU, GPU-hours are hours of a rank"
 
 
 # ----------------------------------------------------------------------------

@@ -13,10 +13,11 @@
 #   keys.json        last values of keys that a text updates (of models that have a tokenizer)
 #   needle.json      RULER's single needle by length and depth in the folder TEXT; left out without it
 #
-# DATA are held-out shards. Other variables, with their defaults: TRAINER (train_foxcu where there is a GPU), LONG=65536,
-# TOKENS=4Mi of each loss, SAMPLES=32 a point of copy, conflict and corrupted, LENGTHS=T/4,T of RULER and the needle
-# (1024,2048 where T is below 4096), GAPS=256,1024,4096,16384,65536, UPDATES=3,12,50,200, VOCAB (GPT-2's vocab.bpe, if DIR
-# has no tokenizer.json), PYTHON. The defaults are for a GPU.
+# DATA are held-out shards. Other variables, with their defaults: TRAINER (train_foxcu where there is a GPU), LONG=4*T, at
+# most 65536, TOKENS=4Mi of each loss, SAMPLES=32 a point of copy, conflict and corrupted, LENGTHS=T/4,T of RULER and the
+# needle (1024,2048 where T is below 4096), GAPS and UPDATES those of 256,1024,4096,16384,65536 and 3,12,50,200 that fit into
+# LONG, VOCAB (GPT-2's vocab.bpe, if DIR has no tokenizer.json), PYTHON. On the CPU LONG is at most 4096 or T, TOKENS=64Ki,
+# SAMPLES=4, LENGTHS the first alone.
 #
 # DIR may be a run: its newest checkpoint is measured. What is there already is not measured again, so the same command
 # goes on after an interruption; with another checkpoint, DATA, LONG or TOKENS than those of made.txt it is an error. A
@@ -37,8 +38,6 @@ PYTHON=${PYTHON:-python3}
 init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; fox.run(lambda: print(fox.checkpoint(sys.argv[1])))' "$1") || exit 1
 [ -f "$init/config.json" ] || die "$1: no checkpoint"
 init=$(realpath "$init") || exit 1
-LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}
-GAPS=${GAPS:-256,1024,4096,16384,65536} UPDATES=${UPDATES:-3,12,50,200}
 facts=$(PYTHONPATH=$eval "$PYTHON" -c '
 import sys, fox
 folder = sys.argv[1]
@@ -51,8 +50,18 @@ print(fox.default_trainer())' "$init" "${VOCAB:-}") || die "$init: cannot be rea
 { read -r T escape attention text bytes && read -r trainer; } <<<"$facts"
 [ "$bytes" = 0 ] || [ -z "${VOCAB:-}" ] || die "VOCAB: the model in $init reads bytes: leave it out"
 TRAINER=${TRAINER:-$trainer}
+most=65536 tokens=4Mi samples=32
 # RULER's tasks take some 500 tokens and more
-LENGTHS=${LENGTHS:-$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)}
+lengths=$([ "$T" -ge 4096 ] && echo $((T / 4)),"$T" || echo 1024,2048)
+case ${TRAINER##*/} in
+*cu*) ;;
+*) most=$((T > 4096 ? T : 4096)) tokens=64Ki samples=4 lengths=${lengths%,*} ;;
+esac
+# fit NUMBERS TOKENS: the first of the numbers, and the others that take at most LONG tokens, TOKENS each
+fit() { awk -v RS=, -v most="$((LONG / $2))" 'NR == 1 || $1 <= most { printf "%s%d", (NR > 1 ? "," : ""), $1 }' <<<"$1"; }
+LONG=${LONG:-$((4 * T < most ? 4 * T : most))} TOKENS=${TOKENS:-$tokens} SAMPLES=${SAMPLES:-$samples}
+LENGTHS=${LENGTHS:-$lengths} GAPS=${GAPS:-$(fit 256,1024,4096,16384,65536 1)}
+UPDATES=${UPDATES:-$(fit 3,12,50,200 $((bytes ? 112 : 48)))} # of 8 keys, a line each
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
 mkdir -p "$2" || die "$2: cannot be made"
 was=$(sed 's/, DATA=.*//' "$2/made.txt" 2>/dev/null)
@@ -61,6 +70,7 @@ made="$init, DATA=$DATA LONG=$LONG TOKENS=$TOKENS"
 [ ! -f "$2/made.txt" ] || [ "$(<"$2/made.txt")" = "$made" ] ||
     die "$2: was made of $(<"$2/made.txt"), not of $made: give another OUT"
 echo "$made" >"$2/made.txt" || exit 1
+echo "by $TRAINER, T=$T: LONG=$LONG TOKENS=$TOKENS SAMPLES=$SAMPLES LENGTHS=$LENGTHS GAPS=$GAPS UPDATES=$UPDATES"
 model=(--init "$init" ${VOCAB:+--vocab "$VOCAB"})
 [ "$escape" = 0 ] || model+=(--json-escape)
 failed=

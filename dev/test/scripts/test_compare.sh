@@ -21,6 +21,10 @@ row() { sed -n "$1p" $scratch/stdout | tr -s ' '; }
 check "families" compare --no-plots $r/fox? $r/transformer?
 equals "| fox | 3 | 10,000 | 2.1000 | 0.1000 | 3 | 2.107 | 6.320 |" "$(row 3)"
 equals "| transformer | 3 | 10,000 | 2.6000 | 0.1000 | 3 | 2.040 | 6.120 |" "$(row 4)"
+sed 's/"device": "A GPU"/"device": "CPU"/' $r/fox1/log.jsonl >$scratch/cpu.jsonl
+check "on the CPU" compare --no-plots $scratch/cpu.jsonl
+said "| tokens/s | rank-hours |"
+equals 0 "$(grep -c GPU $scratch/stdout)"
 check "learning rates" compare --no-plots $r/fox1 $r/fox2 $r/other/log.jsonl
 equals "| lr 0.002 | 1 | 10,000 | 1.5000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
 said "| lr 0.001 |"

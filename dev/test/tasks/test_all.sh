@@ -68,6 +68,16 @@ check "a recurrent model, and no text; RULER at lengths that its tasks fit into"
 equals "conflict.json copy.json corrupted.json keys.json long.json loss.json made.txt ruler.json" \
     "$(ls "$scratch/hgrn2/out" | tr '\n' ' ' | sed 's/ $//')"
 
+# Without variables sizes fit the checkpoint, T = 200, and the machine
+ln -s /bin/false "$scratch/train_foxcu"
+sizes() {
+    TRAINER=$1 env -u LONG -u TOKENS -u SAMPLES -u LENGTHS -u GAPS -u UPDATES scripts/eval/all.sh "$init" "$scratch/sized" >"$scratch/stdout" 2>&1
+    said "by $1, T=200: LONG=800 $2 GAPS=256 UPDATES=3"
+    rm -r "$scratch/sized"
+}
+sizes /bin/false "TOKENS=64Ki SAMPLES=4 LENGTHS=1024"
+sizes "$scratch/train_foxcu" "TOKENS=4Mi SAMPLES=32 LENGTHS=1024,2048"
+
 dies "usage: DATA=GLOB scripts/eval/all.sh DIR OUT" all "$trainer" "$init"
 DATA='none_*.bin' dies "DATA: 'none_*.bin': no file matches" all "$trainer" "$init" "$scratch/typo"
 check "and nothing is made of it" test ! -e "$scratch/typo"

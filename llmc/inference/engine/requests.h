@@ -560,11 +560,11 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
     world_sum(r->run->world, pages, 2);
     if (r->run->world->rank > 0) return;
     fprintf(stderr,
-            "%lld answers, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
+            "%lld answer%s, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
             "cache: at most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
-            (long long)r->answers, (long long)r->errors, seconds, (long long)g->tokens_read,
-            (long long)g->passes, (double)g->tokens_read / seconds, mib * pages[0], mib * pages[1],
-            (long long)g->put_back);
+            (long long)r->answers, plural(r->answers, "s"), (long long)r->errors, seconds,
+            (long long)g->tokens_read, (long long)g->passes, (double)g->tokens_read / seconds, mib * pages[0],
+            mib * pages[1], (long long)g->put_back);
 }
 
 // Answers the requests of a run's --requests. Dies where the file cannot be read or answers not be written.
