@@ -65,13 +65,19 @@ def flush_stdout():
         raise Error(f"cannot write to standard output: {e.strerror}")
 
 
+def pip_install(packages):
+    """The command that installs packages: for this Python's environment, or a new one, as systems refuse plain pip."""
+    pip = "pip" if sys.prefix != sys.base_prefix else "python3 -m venv build/python && build/python/bin/pip"
+    return f"{pip} install -c scripts/requirements.txt {packages}"
+
+
 def package(name):
     """Imports an optional package. An Error if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
         wanted = (e.name or name).partition(".")[0]
-        raise Error(f"Python package {wanted} is missing: pip install -c scripts/requirements.txt {wanted}")
+        raise Error(f"Python package {wanted} is missing: {pip_install(wanted)}")
 
 
 def has_model(folder):

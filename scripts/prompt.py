@@ -53,7 +53,7 @@ def prompts(options):
 def main():
     options = parse()
     names = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")
-    trainer = Trainer(**{name: getattr(options, name) for name in names})
+    trainer = Trainer(**{name: getattr(options, name) for name in names}, quiet=True)
     cuts = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     common = {"type": "generate", "max_tokens": options.generate, "until": options.stop,
               **{name: value for name, value in cuts.items() if value is not None}}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import (ROOT, Error, as_in_training, check_writable, checkpoint, named_files, package,  # noqa: E402,F401
-                    read_json, run, write_file)  # fmt: skip
+                    pip_install, read_json, run, write_file)  # fmt: skip
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 
@@ -177,12 +177,13 @@ class Trainer:
     The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
     Its stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a
     row, so that a question's choices stay together. ids: of a model without a tokenizer, whose answers are ids.
+    quiet: without the line in which a program says, at its end, how many answers it gave.
     """
 
     BLOCK = 64
 
     def __init__(self, init, trainer, vocab=None, json_escape=False, seq_len=None, workers=1,
-                 ids=False):
+                 ids=False, quiet=False):
         if workers < 1:
             raise Error("--workers must be at least 1")
         self.command = [str(trainer), "--init", str(init), "--requests", "-"]
@@ -190,8 +191,8 @@ class Trainer:
         self.command += ["--json-escape"] if json_escape else []
         self.command += ["--seq-len", str(seq_len)] if seq_len else []
         self.init, self.vocab, self.json_escape = Path(init), vocab, json_escape
-        self.tokenizer, self.ids = None, ids  # tokenizer: that the trainer does not have
-        self.workers, self.processes, self.lines = workers, [], queue.Queue()
+        self.tokenizer, self.ids, self.quiet = None, ids, quiet  # tokenizer: that the trainer does not have
+        self.workers, self.processes, self.lines, self.warners = workers, [], queue.Queue(), {}
         self.waiting = set()  # requests that have no answer yet
 
     def _start(self):
@@ -199,6 +200,7 @@ class Trainer:
             gpu = {"CUDA_VISIBLE_DEVICES": str(k)} if self.workers > 1 else {}
             try:
                 process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE if self.quiet else None,
                                            encoding="utf-8", env={**os.environ, **gpu})
             except OSError as e:
                 program = Path(self.command[0])
@@ -207,6 +209,9 @@ class Trainer:
             self.processes.append(process)
             atexit.register(self._stop, process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
+            if self.quiet:
+                self.warners[process] = threading.Thread(target=self._warn, args=(process,), daemon=True)
+                self.warners[process].start()
         if not self.vocab and (self.init / "tokenizer.json").exists() and not self._writes_text():
             self.tokenizer = Tokenizer(self.init, self.json_escape)
 
@@ -215,7 +220,7 @@ class Trainer:
         self._write(0, [{"type": "generate", "prompt": [], "max_tokens": 1, "temperature": 0, "until": []}])
         process, line = self.lines.get()
         if line is None:
-            raise Error(f"{self.command[0]} ended with exit code {process.wait()} before its first answer")
+            raise Error(f"{self.command[0]} ended with exit code {self._wait(process)} before its first answer")
         return self._parse(line).get("text") is not None
 
     def _parse(self, line):
@@ -233,12 +238,23 @@ class Trainer:
         else:
             with contextlib.suppress(BrokenPipeError):  # it has ended before, unread requests in its pipe
                 process.stdin.close()
-        process.wait()
+        self._wait(process)
+
+    def _wait(self, process):
+        """The exit code of a program, after its last words."""
+        if process in self.warners:
+            self.warners[process].join()
+        return process.wait()
 
     def _read(self, process):
         for line in process.stdout:
             self.lines.put((process, line))
         self.lines.put((process, None))
+
+    def _warn(self, process):
+        for line in process.stderr:
+            if not re.match(r"\d+ answers?, ", line):
+                sys.stderr.write(line)
 
     def _write(self, worker, requests):
         process = self.processes[worker]
@@ -264,7 +280,7 @@ class Trainer:
         while waiting:
             process, line = self.lines.get()
             if line is None:
-                raise Error(f"{self.command[0]} ended with exit code {process.wait()} after "
+                raise Error(f"{self.command[0]} ended with exit code {self._wait(process)} after "
                             f"{len(requests) - len(waiting)} of {len(requests)} answers")
             answer = self._parse(line)
             i = answer.get("id")

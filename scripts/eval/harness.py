@@ -46,7 +46,7 @@ import argparse
 import json
 import sys
 
-from fox import Error, Tokenizer, Trainer, add_model_options, cut_at, run
+from fox import Error, Tokenizer, Trainer, add_model_options, cut_at, pip_install, run
 
 LONGBENCH_TOKENS = 15500  # of a prompt
 
@@ -70,7 +70,7 @@ except ImportError as e:
     if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
         options_parser().print_help()
         sys.exit()
-    sys.exit(f"error: Python package {e.name} is missing: pip install -c scripts/requirements.txt lm_eval")
+    sys.exit(f"error: Python package {e.name} is missing: {pip_install('lm_eval tokenizers')}")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 

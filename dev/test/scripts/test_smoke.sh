@@ -294,5 +294,7 @@ quickstart
 bench
 dies "Python package numpy is missing: pip install -c scripts/requirements.txt numpy torch safetensors" \
     env -u PYTHONPATH python3 -S dev/reference/make_fixtures.py # with the standard library alone
+dies "Python package numpy is missing: python3 -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt numpy" \
+    env -u PYTHONPATH python3 -S scripts/eval/recall_shards.py mqar --seq-len 8 --pairs 2 --tokens 8 --out $scratch/none
 [ ! "$without_torch" ] || skip "$python has no PyTorch, numpy and safetensors (HF_PYTHON), for$without_torch"
 report

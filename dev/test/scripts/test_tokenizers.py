@@ -240,7 +240,7 @@ class TestTokenizers(Case):
         self.assertEqual(several[2], "2 of 2\n" + command(*script, *prompt, "--seed", 3))
         lines = subprocess.run([*map(str, script), "--prompt", "-", "--generate", "4"], input="One\n\nTwo",
                                capture_output=True, text=True, cwd=ROOT)
-        self.assertEqual(lines.returncode, 0, lines.stderr)
+        self.assertEqual((lines.returncode, lines.stderr), (0, ""))
         self.assertLess(lines.stdout.index("One"), lines.stdout.index("\nTwo"))
         bad = subprocess.run([*map(str, script), "--generate", "0"], capture_output=True, text=True, cwd=ROOT)
         self.assertEqual((bad.returncode, bad.stderr), (1, "error: --generate and --samples must be at least 1\n"))
