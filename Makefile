@@ -48,6 +48,10 @@ TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
 # ----------------------------------------------------------------------------
 ##@ Programs
 
+# What is compiled in a short line; V=1 prints the command.
+Q   := $(if $(V),,@)
+SAY  = $(if $(V),,@echo 'compile $@')
+
 # A recipe writes a file under a name of its own process, and renames it when it is complete: another make may run in
 # this folder.
 NEW     = build/$(@F).$$$$.new
@@ -62,19 +66,23 @@ build/flags: FORCE
 
 build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
 	@mkdir -p build
-	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$(NEW) && $(PUBLISH)
+	$(Q)sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$(NEW) && $(PUBLISH)
 
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
-	$(CC) $(CFLAGS) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 data/text_to_shards: data/text_to_shards.c data/not_text.h data/pack.h $(HEADERS) ## converts text files to data shards
-	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 data/ids_to_shards: data/ids_to_shards.c data/pack.h $(HEADERS) ## writes the data shards of scripts/make_shards.py
-	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
-	$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) -lcurl -lblosc -lcrypto $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) -lcurl -lblosc -lcrypto $(LDLIBS) && $(PUBLISH)
 
 # The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
 # binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
@@ -140,10 +148,12 @@ build/gpu/flags: FORCE
 	$(WRITE_FLAGS)
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $(NEW) $(GPU_LIBS) $(GPU_RANK_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $(NEW) $(GPU_LIBS) $(GPU_RANK_LIBS) && $(PUBLISH)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.*h dev/test/trainer/*.*h dev/test/inference/*.cuh dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
-	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all programs that need no GPU
 
@@ -170,7 +180,7 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 	+$(PARALLEL) tests-all
 
 .PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
-        all quickstart test test-all tests tests-all gradcheck bench fixtures study-report format clean help
+        all quickstart test test-all tests tests-all tests-begin gradcheck bench fixtures study-report format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -196,30 +206,38 @@ build/test:
 	mkdir -p $@
 
 build/test/%_float: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_double: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_sanitized: %.c $(TEST_HEADERS)
-	$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 # The trainer itself, for the tests that start it as one rank or several
 build/test/train_fox_double: train_fox.c $(HEADERS) build/flags | build/test
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
-	$(CC) $(SANITIZE) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(SANITIZE) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 build/test/%: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(CFLAGS) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 # The library that makes calls of a program fail
 build/test/faults.so: dev/test/faults/faults.c | build/test
-	$(CC) -std=gnu11 -D_GNU_SOURCE -O2 $(WARN) $(EXTRA_CFLAGS) -shared -fPIC $< -o $(NEW) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -O2 $(WARN) $(EXTRA_CFLAGS) -shared -fPIC $< -o $(NEW) && $(PUBLISH)
 
 faults: train_fox data/text_to_shards data/longcrawl64 build/test/faults.so ## let every call of the programs fail in turn, and check what is left (JOBS=, TRAINER=)
 	dev/test/faults/faults.py
@@ -239,16 +257,28 @@ LIBFUZZER     = $(eval LIBFUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(voi
 
 build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(HEADERS)
 	@mkdir -p build/fuzz
-	$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
+	$(SAY)
+	$(Q)$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
 	    -o $(NEW) $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS) && $(PUBLISH)
 
 # `make test` and `make test-all` without installing packages
-tests: $(TEST_PROGRAMS) $(TEST_TOOLS)
-	dev/test/run.sh $(SHELL_TESTS) $(TEST_PROGRAMS)
+tests: ran = $(TEST_PROGRAMS) $(SHELL_TESTS)
+tests-all: ran = $(ALL_PROGRAMS) $(SHELL_TESTS)
+tests-all: export TEST_ALL = 1
+tests: $(TEST_PROGRAMS:%=run/%) $(SHELL_TESTS:%=run/%)
+tests-all: $(ALL_PROGRAMS:%=run/%) $(SHELL_TESTS:%=run/%)
+tests tests-all:
+	@dev/test/run.sh --sum $(ran)
 
-tests-all: $(ALL_PROGRAMS) $(TEST_TOOLS)
-	TEST_ALL=1 dev/test/run.sh $(SHELL_TESTS) $(ALL_PROGRAMS)
+# A program is built and run in one recipe, so that results come while others are compiled.
+run/build/%: | build/test build/flags $(HF_MODELING) tests-begin
+	+@$(MAKE) -s --no-print-directory build/$*
+	@dev/test/run.sh --one build/$*
+run/dev/%: $(TEST_TOOLS) | tests-begin
+	@dev/test/run.sh --one dev/$*
+tests-begin:
+	@dev/test/run.sh --begin $(words $(if $(filter tests-all,$(MAKECMDGOALS)),$(ALL_PROGRAMS),$(TEST_PROGRAMS)) $(SHELL_TESTS))
 
 MINUTES ?= 10
 fuzz: $(FUZZ_TARGETS) ## run the fuzz targets for MINUTES=10 on all cores; crashes stay in build/fuzz/crashes
@@ -260,7 +290,8 @@ TSAN_FLAGS := $(subst address$(comma)undefined,thread,$(SANITIZE))
 TSAN_TESTS ?= test_dataloader test_saver test_world dev/test/data/test_longcrawl64.sh
 build/tsan/%: %.c $(TEST_HEADERS)
 	@mkdir -p build/tsan
-	$(CC) $(TSAN_FLAGS) $(CODE) $< -o $(NEW) $(if $(filter %/longcrawl64,$@),-lcurl -lblosc -lcrypto) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(TSAN_FLAGS) $(CODE) $< -o $(NEW) $(if $(filter %/longcrawl64,$@),-lcurl -lblosc -lcrypto) $(LDLIBS) && $(PUBLISH)
 
 TSAN_PROGRAMS := $(patsubst %,build/tsan/%,$(patsubst dev/test/data/test_%.sh,%,$(TSAN_TESTS)))
 tsan: build/tsan/train_fox $(TSAN_PROGRAMS) ## run the tests of threads under ThreadSanitizer
@@ -269,7 +300,8 @@ tsan: build/tsan/train_fox $(TSAN_PROGRAMS) ## run the tests of threads under Th
 
 # valgrind sees uninitialized memory, which gcc's sanitizers do not. It has no AVX-512: not -march=native.
 build/test/train_fox_valgrind: train_fox.c $(HEADERS) | build/test
-	$(CC) $(subst $(ARCH),-march=x86-64-v2,$(CFLAGS)) -O1 -g $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(CC) $(subst $(ARCH),-march=x86-64-v2,$(CFLAGS)) -O1 -g $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrind
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
@@ -282,17 +314,20 @@ GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter ben
 
 vpath test_%.cu $(GPU_DIRS)
 build/gpu/test_%: test_%.cu $(wildcard $(GPU_DIRS:=/*.cuh)) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 # The GPU trainer whose ranks may share one GPU, for dev/test/trainer/test_gpu_ranks.sh where there is one alone
 build/gpu/train_fox_one_gpu: train_fox.cu dev/test/one_gpu/nccl.h $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(MPI_FLAGS) -DUSE_NCCL -DRANKS_SHARE_GPU -Idev/test/one_gpu $< -o $(NEW) \
+	$(SAY)
+	$(Q)$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(MPI_FLAGS) -DUSE_NCCL -DRANKS_SHARE_GPU -Idev/test/one_gpu $< -o $(NEW) \
 	    $(GPU_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) -lpthread && $(PUBLISH)
 
 build/gpu/test_decoding build/gpu/test_sequence: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
-	$(NVCC) $(NVCCFLAGS) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
+	$(SAY)
+	$(Q)$(NVCC) $(NVCCFLAGS) $< -o $(NEW) $(GPU_LIBS) && $(PUBLISH)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## run all tests that need a GPU
 	JOBS=1 dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh dev/test/trainer/test_gpu_ranks.sh
@@ -346,5 +381,5 @@ clean: ## remove build outputs; keep data, checkpoints and logs
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
+	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON; V=1 (whole commands)\n'
 	@printf '           USE_MPI=0|1 (now $(USE_MPI)), USE_NCCL=0|1 (now $(USE_NCCL)), NCCL_HOME (a folder with include/nccl.h): several ranks\n'

@@ -23,6 +23,8 @@ program crash 'echo "last words"; kill -9 $$'
 program silent ':'
 program liar 'echo "1 passed, 0 failed"; exit 3'
 program none 'echo "skipped: no frobs here"; echo "0 passed, 0 failed"'
+program pictures "echo \"skipped: ModuleNotFoundError: No module named 'matplotlib'\"; echo '0 passed, 0 failed'"
+program models 'echo "skipped: no PyTorch, numpy and safetensors"; echo "0 passed, 0 failed"'
 program some 'echo "skipped: no root"; echo "skipped: no network"; echo "1 passed, 0 failed"'
 
 run 0 1 ./good
@@ -30,8 +32,13 @@ last "5 passed, 0 failed"
 run 0 2 ./good ./none ./some
 last "6 passed, 0 failed, 3 skipped"
 for line in "./none skipped: no frobs here" "./some skipped: no root" "./some skipped: no network"; do said "$line"; done
-equals 1 "$(grep -c '^\./none  *skipped  *[0-9.]* s  *[0-9.]* s of CPU$' "$scratch/stdout")"
-equals 1 "$(grep -c '^\./some  *1 passed, 0 failed, 2 skipped  *[0-9.]* s ' "$scratch/stdout")"
+equals 1 "$(grep -c '^   [123] of 3  \./none  *skipped  *[0-9.]* s  *[0-9.]* s of CPU$' "$scratch/stdout")"
+equals 1 "$(grep -c '^   [123] of 3  \./some  *1 passed, 0 failed, 2 skipped  *[0-9.]* s ' "$scratch/stdout")"
+equals "1 2 3" "$(sed -n 's/^ *\([0-9]*\) of 3 .*/\1/p' "$scratch/stdout" | xargs)"
+equals 0 "$(grep -c 'pip install' "$scratch/stdout")"
+run 0 2 ./good ./pictures ./models
+said "build/python/bin/pip install -c scripts/requirements.txt matplotlib numpy safetensors torch && PATH="
+last "5 passed, 0 failed, 2 skipped"
 run 1 3 ./bad ./good ./crash ./silent ./liar
 last "8 passed, 4 failed"
 for line in "./bad failed, see build/test/logs/bad.log:" "    FAILED x.sh:3: boom" "FAILED ./crash: exit code 137" \
