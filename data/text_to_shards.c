@@ -45,7 +45,8 @@ typedef struct {
 static const CliRow option_rows[] = {
     {CLI_TEXT, "tokenizer", "byte|gpt2", offsetof(Options, tokenizer), 0, 0, 0,
      "byte: 257 ids; gpt2: 50257 ids, needs --vocab"},
-    {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0, "GPT-2's merges, vocab.bpe"},
+    {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0,
+     "GPT-2's merges, vocab.bpe, in the repository " GPT2_VOCAB},
     {CLI_FLAG, "json-escape", "", offsetof(Options, json_escape), 0, 0, 0,
      "JSON-escape the text before encoding it, as LongCrawl64's was"},
     {CLI_FLAG, "binary", "", offsetof(Options, binary), 0, 0, 0,
@@ -110,7 +111,7 @@ static Options parse_options(int argc, char** argv) {
     if (!o.tokenizer) die("--tokenizer is missing: byte or gpt2");
     bool gpt2 = strcmp(o.tokenizer, "gpt2") == 0;
     if (!gpt2 && strcmp(o.tokenizer, "byte") != 0) die("--tokenizer %s: must be byte or gpt2", o.tokenizer);
-    if (gpt2 && !o.vocab) die("--vocab is missing: --tokenizer gpt2 needs GPT-2's vocab.bpe");
+    if (gpt2 && !o.vocab) die("--vocab FILE is missing: GPT-2's vocab.bpe, in the repository " GPT2_VOCAB);
     if (!gpt2 && o.vocab) die("--vocab requires --tokenizer gpt2");
     o.folders = o.document && strcmp(o.document, "folder") == 0;
     if (o.document && !o.folders && strcmp(o.document, "file") != 0)

@@ -53,7 +53,7 @@ def add_model_options(parser):
     add("--init", required=True, type=checkpoint, metavar="DIR", help="checkpoint, or a run, whose newest one it is")
     add("--trainer", metavar="FILE", default=default_trainer(),
         help="program that answers requests (default: train_foxcu if there is a GPU, else train_fox)")
-    add("--vocab", metavar="FILE", help="GPT-2's vocab.bpe, if DIR has no tokenizer.json")
+    add("--vocab", metavar="FILE", help="GPT-2's vocab.bpe (dev/test/fixtures/gpt2/vocab.bpe), if DIR has no tokenizer.json")
     add("--json-escape", action="store_true", help="the model's text is JSON-escaped, as in LongCrawl64")
     add("--seq-len", type=int, metavar="N", help="longest window of rolling requests (default: as trained)")
     add("--workers", type=int, default=1, metavar="N", help="processes; with several, each has a GPU")

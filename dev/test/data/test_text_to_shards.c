@@ -295,7 +295,8 @@ static int run_with_file_size_limit(void) {
 static void test_errors(void) {
     DIES("--tokenizer is missing", "--out " DIR_ "e " DIR_ "in");
     DIES("--tokenizer word: must be byte or gpt2", "--tokenizer word --out " DIR_ "e " DIR_ "in");
-    DIES("--vocab is missing", "--tokenizer gpt2 --out " DIR_ "e " DIR_ "in");
+    DIES("--vocab FILE is missing: GPT-2's vocab.bpe, in the repository " VOCAB,
+         "--tokenizer gpt2 --out " DIR_ "e " DIR_ "in");
     DIES("--vocab requires", "--tokenizer byte --vocab " VOCAB " --out " DIR_ "e " DIR_ "in");
     DIES(DIR_ "in/a: does not start with",
          "--tokenizer gpt2 --vocab " DIR_ "in/a --out " DIR_ "e " DIR_ "in");

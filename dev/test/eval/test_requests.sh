@@ -124,7 +124,7 @@ answers --vocab $vocab --requests "$scratch/texts" >"$scratch/one"
 same "$scratch/one" "$scratch/two"
 answers --requests "$scratch/texts" >"$scratch/two"
 equals 3 "$(grep -c 'give token ids, as scripts/prompt.py does' "$scratch/two")"
-dies "--vocab FILE is missing" "$trainer" --init "$init" --prompt A --generate 3
+dies "--vocab FILE is missing: GPT-2's vocab.bpe, in the repository $vocab, to read the prompt" "$trainer" --init "$init" --prompt A --generate 3
 echo '{"type":"generate","prompt":[1,2],"max_tokens":3}' >"$scratch/ids"
 equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
 

@@ -193,7 +193,8 @@ static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
             "scripts/prompt.py continues text with any",
             path);
     if (!t.vocab_size && required)
-        die("--vocab FILE is missing: GPT-2's vocab.bpe, to read the prompt and write the text; with another "
+        die("--vocab FILE is missing: GPT-2's vocab.bpe, in the repository " GPT2_VOCAB
+            ", to read the prompt and write the text; with another "
             "tokenizer, put its tokenizer.json into the folder of --init and use scripts/prompt.py");
     if (t.vocab_size > run->config.vocab_size)
         die("%s: has more tokens than the model's vocabulary of %lld", vocab ? vocab : path,

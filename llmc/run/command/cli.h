@@ -20,6 +20,9 @@ error names the option that caused it.
 #define CODE_VERSION "unknown"
 #endif
 
+// Where the repository has GPT-2's vocabulary, as help and errors of --vocab name it
+#define GPT2_VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
+
 #define CLI_UNSET    (-1) // default of a number or choice that the program makes itself unless it is given
 #define CLI_MAX_LIST 64
 

@@ -60,7 +60,8 @@ ROW(SWITCH, shuffle, "shuffle", "false|true", OPTION_UNSET, SHUFFLE_TRUE, 0, \
     "read the sequences in an order drawn from the seed, another one in every epoch, or in the data's " \
     "order [true of token streams; false of documents, as in the paper]") \
 ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
-    "GPT-2's vocab.bpe, for text of a model of its vocabulary whose folder has no tokenizer.json") \
+    "GPT-2's vocab.bpe (in the repository " GPT2_VOCAB "), for text of a model of its vocabulary whose " \
+    "folder has no tokenizer.json") \
 ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
 GROUP("Training") \
 ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequence [the preset's]") \
