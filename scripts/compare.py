@@ -453,7 +453,8 @@ def draw_loss(plots, groups):
             plots.binary_ticks(panel.xaxis)
         if any(len(runs) > 1 for runs in groups.values()):
             plots.caption(panel, "bands and bars: lowest to highest seed")
-    return figure, {"line": "training, smoothed", **({"dots": "held-out"} if held_out else {})}
+    dots = {"dots": "held-out, of one step: can be lower"} if held_out else {}
+    return figure, {"line": "training, mean of 5% of the steps", **dots}
 
 
 def draw_by_layer(plots, groups, curves_of, finish):

@@ -24,6 +24,8 @@ def length_axis(plots, axes):
     """Tokens on the x axis, by powers of two, with the training length."""
     plots.mark(axes, TRAINED)
     plots.log_scale(axes, "x", 2)
+    ticks = axes.get_xticks()
+    plots.set_ticks(axes.xaxis, ticks[::1 + (len(ticks) > 6)])  # more of five digits would touch
 
 
 def labelled(report):

@@ -226,7 +226,7 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     for name in loss pruned position eval; do
         same $scratch/a_$name.svg $scratch/b_$name.svg
     done
-    picture a_loss fox transformer "training, smoothed" held-out
+    picture a_loss fox transformer "training, mean of 5% of the steps" "held-out, of one step: can be lower"
     picture a_position fox transformer
     picture a_eval fox transformer "training length"
     picture a_pruned fox
@@ -242,7 +242,7 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     equals 3 "$(grep -c stroke-dasharray $scratch/a_eval.svg)" # the training length: panels and legend
     sed 's/1000000.0/3000000.0/; s/36000/72000/' $r/transformer1/log.jsonl >$scratch/costly.jsonl
     check "other FLOPs and time" compare $r/fox1 $scratch/costly.jsonl --out $scratch/c
-    picture c_loss fox transformer "training, smoothed" held-out
+    picture c_loss fox transformer "training, mean of 5% of the steps" "held-out, of one step: can be lower"
     equals "tokens, Ki;model FLOPs, 10⁹;hours;" "$(scales c)"
     bands 0 c_loss
     equals "" "$(grep 'bands' $scratch/c_*.svg)"
@@ -257,7 +257,7 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     equals "a_eval.svg a_loss.svg a_pruned.svg" "$(cd $scratch && echo a_*)"
     check "many runs" logs many $scratch/many
     check "their pictures" compare $scratch/many/* --out $scratch/m
-    picture m_loss lr\ 0.00{1..9} "training, smoothed" held-out
+    picture m_loss lr\ 0.00{1..9} "training, mean of 5% of the steps" "held-out, of one step: can be lower"
     dies "no/where_loss.svg: cannot write" compare $r/fox1 --out no/where
 else
     skip "pictures of compare.py: $(tail -n 1 $scratch/stderr)"

@@ -82,6 +82,10 @@ picture = FOLDER / paper_code.PICTURE
 if "no matplotlib" not in done.stdout:
     assert all(name in picture.read_text() for name in data["runs"])
 
+# labels of lengths, of up to five digits, do not touch: six fit below each of the two panels
+labels = re.findall(r">(\d{3,5})<", Path("dev/pictures/study/position.svg").read_text())
+assert 8 <= len(labels) <= 12, labels
+
 # measured numbers stand in what report.py writes, and not between: there, only numbers of the design
 between = re.sub("<!-- table.*?<!-- end -->", "", Path("dev/STUDY.md").read_text().partition("\n## Results\n")[2], flags=re.S)
 found = re.findall(r"[\d.,]*\d(?:%| (?:nats|points|times|steps))", " ".join(between.split()))
