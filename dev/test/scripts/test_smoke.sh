@@ -210,7 +210,7 @@ END
     mv $place/trainer $place/train_fox
     check "make quickstart again" make -C $place quickstart
     said "going on with the run in out/quickstart, which is not done"
-    equals "quickstart quickstart_1 quickstart_2 quickstart_3 quickstart_4" "$(ls $place/out | xargs)"
+    equals "quickstart quickstart_1 quickstart_2 quickstart_3 quickstart_4" "$(ls -d $place/out/*/ | xargs -n 1 basename | xargs)"
     check "is done" test -d $place/out/quickstart/step_00001024 -a -d $place/out/quickstart/step_00000100
 
     place gpu_quickstart
