@@ -18,7 +18,7 @@ touch data/short_train_000000.bin ${HELD_OUT-data/short_val_000000.bin}
 echo "3.9 characters a token; for the trainer: --set vocab_size=32000 --set bos_token_id=2 --set eos_token_id=2"'
 program train_foxcu 'echo "$*" >>trainer.log'
 ln -s "$trainer" "$scratch/train_fox"
-ln -s "$root/data/text_to_shards" "$root/data/corpus.sh" "$root/data/corpus_tokenizer.json" "$scratch/data/"
+ln -s "$root/data/text_to_shards" "$root/data/corpus.sh" "$scratch/data/"
 cp -r scripts/short_context.sh scripts/shell "$scratch/scripts"
 short() { env -C "$scratch" PATH="$scratch/bin:$PATH" "$@"; }
 
