@@ -153,10 +153,12 @@ static double check_maps(const char* name, int64_t T, real gate) {
             for (int64_t t = 0; t < T; t++)
                 if (!is_wall(s.doc_start, t, T)) sum += cum_logf[t] - (t ? cum_logf[t - 1] : 0), tokens++;
             if (acts.cum_logf) life = -log(2) / (sum / tokens);
+            // each of the T sums is rounded to a step of cum_logf, which walls make large
+            const double steps = (double)T * DBL_EPSILON * fabs(cum_logf[T - 1] / sum);
             if (config_prunes(c)) limit = limit_of(&acts, paths, &s, h, c);
             if (config_prunes(c)) share = share_of(cum_logf, T, limit, c, s.doc_start);
             shares += share;
-            CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11,
+            CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11 + steps,
                   "%s: half-life %g, not %g", name, m->half_life[at], life);
             CHECK(fabs(m->effective_window[at] - window) <= 1e-2, "%s: window %g, not %g", name,
                   m->effective_window[at], window);
