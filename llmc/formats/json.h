@@ -298,7 +298,8 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
         return fail(err, "%s: JSON of %zu bytes; the limit is %d", source, n, JSON_MAX_BYTES);
-    char* copy = (char*)memcpy(xcalloc(n + 1, 1), text, n); // with a terminating zero
+    char* copy = (char*)memcpy(xrealloc(NULL, n + 1), text, n);
+    copy[n] = '\0';
     JsonParser p = {.j = j, .source = source, .text = copy, .n = n, .err = err};
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
