@@ -7,7 +7,7 @@
 #   model    fox-pro-360m, 349 M parameters without the input embedding at a vocabulary of 32,000
 #   data     15.0 G tokens (14 Gi) of a tokenizer of one's own, 30 GB of shards; made once for any T and MODEL
 #   compute  2.39 GFLOP per token at 2048, 3.60e19 FLOP in total, 2.70 and 4.05e19 at 4096: 28,672 steps of 524,288 tokens
-#   time     22.7 hours on one H100 at 2048 and 23.5 hours at 4096, where nothing is pruned, as planned from other models;
+#   time     23.3 hours on one H100 at 2048 and 24.1 hours at 4096, where nothing is pruned, as planned from other models;
 #            encoding: some 1 MB/s a core, hours (data/README.md)
 #   memory   24 GiB with micro-batches of 16,384 tokens
 #

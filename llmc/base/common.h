@@ -100,11 +100,13 @@ static inline void print_message(const char* label, const char* prefix, const ch
 }
 
 // Prints `error: message` on stderr as one line and exits with code 1, when what another thread writes is
-// whole. Among several ranks the first to call it prints, and all exit.
+// whole. Among several threads, and among several ranks, the first to call it prints, and all exit.
 PRINTF_LIKE(1, 2)
 __attribute__((noreturn)) static inline void die(const char* format, ...) {
+    static bool dying;
     if (message_hooks.clean) message_hooks.clean();
-    bool print = !message_hooks.may_print || message_hooks.may_print(true);
+    bool print = message_hooks.may_print ? message_hooks.may_print(true)
+                                         : !__atomic_test_and_set(&dying, __ATOMIC_RELAXED);
     if (print) {
         va_list args;
         va_start(args, format);

@@ -53,7 +53,7 @@ fixtures() {
 
 # The first tokens of each document, and windows in order: those of the first micro-batch that --dump reads.
 sequences() {
-    check "train" ./train_fox $tiny $batches --data "$shards/text.bin" --val-data "$shards/text.bin" --eval-every 9 --out "$scratch/run"
+    check "train" ./train_fox $tiny $batches --data "$shards/text.bin" --val-data "$shards/text.bin" --val-tokens 1Mi --eval-every 9 --out "$scratch/run"
     for length in 16 20 48; do
         check "--dump of 7 documents" $double --init "$model" --data "$shards/seven.bin" --seq-len $length \
             --batch-tokens $((7 * length)) --micro-batch 7 --dump "$scratch/dump"

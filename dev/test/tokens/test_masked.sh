@@ -69,7 +69,7 @@ all_count() {
 evaluation() {
     local n launch="mpirun -q --bind-to none"
     for name in all ragged; do
-        check "train on $name" run $double $name 8 eval.$name --micro-batch 4 --val-data "$files/$name.bin" --eval-every 8
+        check "train on $name" run $double $name 8 eval.$name --micro-batch 4 --val-data "$files/$name.bin" --val-tokens 1Mi --eval-every 8
         if [ $name = ragged ]; then equals 2 "$(grep -c '\(validation\|evaluation\) loss .* accuracy [0-9]' "$scratch/stdout")"; fi
         step=$scratch/eval.$name/step_00000008
         check "--dump of all documents" $double --init "$step" --data "$files/$name.bin" --seq-len 16 \

@@ -372,7 +372,7 @@ dies_and_keeps() {
 
 data_error() {
     # Step 8 reads sequences 84 to 95, in order; of three ranks rank 1 reads 88 to 91.
-    local out=$scratch/data_error all="$model --micro-batch 2 --max-tokens 3840"
+    local out=$scratch/data_error all="$model --micro-batch 2 --max-tokens 3840 --shuffle false"
     check "a shard" ranks token "$shards/text.bin" "$scratch/high.bin" $((90 * 16 + 3)) 300
     check "stop" $launch -np 3 $trainer $all --data "$scratch/high.bin" --out "$out" --max-steps 5
     dies_and_keeps "rank 1 ($(uname -n)): $scratch/high.bin: " "$out" resume 3 "$out"
@@ -383,7 +383,8 @@ error_while_saving() {
     local n out
     for n in 0 3; do
         out=$scratch/error_$n
-        dies "high_id.bin: token 1000 has id 257" run $n $short "$out" --val-data "$shards/high_id.bin" --val-every 5 --save-every 5
+        dies "high_id.bin: token 1000 has id 257" run $n $short "$out" --val-data "$shards/high_id.bin" --val-every 5 --val-tokens 1Mi \
+            --save-every 5
         equals 5 "$(checkpoints "$out")"
         check "go on" resume $n "$out" --val-every 0 --val-data "$shards/val.bin"
         same_bytes $short "$out" "$scratch/short_$n"
