@@ -71,7 +71,7 @@ def rows_of_gates(task, lines, results, data):
     rows = [("runs", "steps", "bias at first", "seeds", f"step of {REACHED[-1]:.0%}",
              *(f"right, {name.removeprefix(f'{task}_').replace('_', ', ')}" for name in names), "bias moved, at most",
              "mean of w_f a, at most", "sum of rates")]
-    span = lambda values, form: form(min(values)) if min(values) == max(values) else f"{form(min(values))} to {form(max(values))}"
+    span = lambda values, form: " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
     mine = lines_of(task, lines)
     for group in dict.fromkeys(line.name.rpartition("_")[0] for line in mine):
         of_group = [line for line in mine if line.name.rpartition("_")[0] == group]
