@@ -8,7 +8,8 @@ A step of the loop, for a trainer with one step in flight:
     where due       log step s too, then begin to save, validate, evaluate and sample, in this order
 
 A checkpoint is written behind training's back (saver.h), and gets its name as soon as all ranks have written
-their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end of training a checkpoint, a validation and an evaluation are always
+their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end
+of training a checkpoint, a validation and an evaluation are always
 due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
 logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it. Where
 nothing has been trained that a checkpoint would keep, the step is dropped after its current micro-batch.
