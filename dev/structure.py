@@ -6,7 +6,7 @@
 Rules: at most 8 parameters a function; at most 100 lines a function, __global__ kernels apart, which above 120 lines are
 named with their reason in KERNELS_OVER_120; at most 600 lines a file, unless FILES_OVER_600 says why; a trainer at most
 1200, of which those sections that NOT_MODEL names have a fifth; at most 12 files a folder of llmc/, 15 another; includes only
-along INCLUDES, before the first definition; no function twice in what a trainer includes; initializers of more than 5 fields name
+down LADDER, before the first definition; no function twice in what a trainer includes; initializers of more than 5 fields name
 them; only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may
 leave out i < N.
 
@@ -45,37 +45,33 @@ FILES_OVER_600 = {
 # How the titles of a trainer's sections begin that are not the model and its update.
 NOT_MODEL = ("inference", "the trainer")
 
-# What each folder of llmc/ stands on; what these stand on is included too. Nothing points back up.
-INCLUDES = {
-    "base": "",
-    "formats": "base",
-    "tokens": "formats",
-    "model": "formats",
-    "dist": "model",
-    "inference": "base",
-    "checkpoint/hf": "model tokens",
-    "run/command": "model",
-    "checkpoint": "checkpoint/hf dist",
-    "run": "checkpoint inference run/command baselines",
-    "plan": "run",
-    "inference/engine": "run",
-    "eval": "inference/engine",
-    "train": "eval plan",
-    "cpu": "model inference",
-    "inference/cpu": "cpu",
-    "cuda": "dist",
-    "layers": "cuda inference",
-    "dist/cuda": "layers",
-    "attention": "cuda",
-    "inference/cuda": "attention dist/cuda inference",
-    "baselines/shared": "inference/cpu inference/cuda",
-    "baselines/deltanet": "baselines/shared",
-    "baselines/hgrn2": "baselines/shared",
-    "baselines/mamba2": "baselines/shared",
-    "baselines": "baselines/deltanet baselines/hgrn2 baselines/mamba2",
+# The rooms of llmc/, its top folders. Each includes itself and the rooms before it: above, or left in its line.
+LADDER = """
+base formats tokens
+config
+model
+ranks
+cpu cuda
+layers attention
+exchange dist
+sequence
+inference
+baselines
+checkpoint run plan
+serve eval
+train
+""".split()
+# Includes that climb the ladder and are not mended yet, "path -> path"
+CLIMBS = {
+    "llmc/cuda/device.cuh -> llmc/dist/world.h",
+    "llmc/cpu/layer.h -> llmc/inference/extension.h",
+    "llmc/layers/layer.cuh -> llmc/inference/extension.h",
+    "llmc/inference/engine/engine.h -> llmc/run/trainer.h",
+    "llmc/inference/engine/generate.h -> llmc/checkpoint/hf/tokenizer.h",
+    "llmc/inference/engine/generate.h -> llmc/checkpoint/hf/tokenizer_reader.h",
 }
-# Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
-OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}
+# What else may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
+OUTSIDE_INCLUDES = {"llmc": ("llmc",), "data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}
 
 TRAINERS = ("train_fox.c", "train_fox.cu")
 TOP_LEVEL = set("Makefile README.md LICENSE train_fox.c train_fox.cu test_fox.cu llmc dev scripts data .ci .github "
@@ -416,45 +412,46 @@ def check_top_level(checks, paths):
         checks.check(name in TOP_LEVEL, name, 1, "not among what the top level holds")
 
 
-def may_include(folder, path=()):
-    """The folders of llmc/ below this one, and itself. Dies on a circle."""
-    if folder in path:
-        raise SystemExit(f"error: INCLUDES has a circle: {' -> '.join((*path, folder))}")
-    return {folder}.union(*(may_include(f, (*path, folder)) for f in INCLUDES[folder].split()))
-
-
 def room(path):
-    """The folder of llmc/ that a path is in, as INCLUDES names it; None outside llmc/."""
-    top, _, rest = os.path.dirname(path).partition("/")
-    return rest if top == "llmc" else None
+    """The top folder of llmc/ that a path is in, None outside llmc/."""
+    parts = path.split("/")
+    return "/".join(parts[1:2] if len(parts) > 2 else "") if parts[0] == "llmc" else None
+
+
+def find_includes(path, code):
+    """(line, target) of what a file of this repository includes of it."""
+    for number, line in enumerate(code.split("\n"), 1):
+        match = re.match(r'\s*#\s*include\s*"([^"]*)"', line)
+        target = match and os.path.normpath(os.path.join(os.path.dirname(path), match.group(1)))
+        if target and not target.startswith("build/"):  # which the Makefile makes
+            yield number, target
 
 
 def check_includes(checks, root, codes):
-    allowed_in = {folder: may_include(folder) for folder in INCLUDES}
+    climbs = set()
     for path, code in codes.items():
-        top, folder = path.split("/")[0], room(path)
+        top, own = path.split("/")[0], room(path)
         if top == "llmc":
-            checks.check(folder in INCLUDES, path, 1, f"its folder llmc/{folder} is not in INCLUDES")
-        for number, line in enumerate(code.split("\n"), 1):
-            match = re.match(r'\s*#\s*include\s*"([^"]*)"', line)
-            if not match:
-                continue
-            target = os.path.normpath(os.path.join(os.path.dirname(path), match.group(1)))
-            if target.startswith("build/"):  # made by the Makefile
-                continue
+            checks.check(own in LADDER, path, 1, f"its folder llmc/{own} is not in LADDER")
+        for number, target in find_includes(path, code):
             exists = os.path.isfile(os.path.join(root, target))
             checks.check(exists, path, number, f"includes {target}, which does not exist")
             if not exists:
                 continue
-            if top == "llmc" and folder in INCLUDES:
-                good = room(target) in allowed_in[folder]
-                allowed = ", ".join(f"llmc/{f}" for f in INCLUDES if f in allowed_in[folder])
+            to = room(target)
+            if top == "llmc" and own in LADDER and to in LADDER:
+                climb = f"{path} -> {target}" if LADDER.index(to) > LADDER.index(own) else None
+                climbs.add(climb)
+                checks.check(climb is None or climb in CLIMBS, path, number,
+                             f"includes {target}: in LADDER {to} is above {own}")
             else:
-                good = target.split("/")[0] in OUTSIDE_INCLUDES.get(top, (target.split("/")[0],))
-                allowed = ", ".join(OUTSIDE_INCLUDES.get(top, ()))
-            checks.check(good, path, number, f"includes {target}; it may include {allowed}")
+                allowed = OUTSIDE_INCLUDES.get(top, (target.split("/")[0],))
+                checks.check(target.split("/")[0] in allowed, path, number,
+                             f"includes {target}; it may include {', '.join(allowed)}")
             checks.check(not path.endswith(".h") or not target.endswith(".cuh"), path, number,
                          f"includes {target}: a header for C needs nothing of CUDA")
+    for climb in CLIMBS:
+        checks.check(climb in climbs, "dev/structure.py", 1, f"CLIMBS: no include {climb} climbs")
 
 
 def check_options(checks, codes):
