@@ -14,8 +14,9 @@ from common import Error, read_json, write_file  # noqa: E402
 
 Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
 BEST = "best:"
+ALL = "all", "needle"
 TASK = "task:"
-RESULTS = HERE / "results.jsonl"  # a run a line, in the order of runs.txt
+RESULTS = HERE / "results.jsonl"  # a run a line, as thinned() has it, in the order of runs.txt
 # what dev/study/corpus/corpus.py says of each
 CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}
 
@@ -52,7 +53,7 @@ def read_sets(path, kind):
 
 def all_of(line):
     """Is everything measured?"""
-    return line.measures in ("all", "needle")
+    return line.measures in ALL
 
 
 def task_of(line):
@@ -81,6 +82,9 @@ def read_results(*paths):
                 try:
                     result = json.loads(text)
                     results[result["name"]] = result
+                    if "validations" in result:
+                        table = result["validations"]
+                        result["validations"] = [dict(zip(table["names"], row)) for row in table["rows"]]
                 except (ValueError, TypeError, KeyError):
                     raise Error(f"{path}: line {number}: not the result of a run")
         else:
@@ -94,9 +98,21 @@ def add_results(path, folder, lines):
     results, order = read_results(path, folder), {line.name: i for i, line in enumerate(lines)}
     if unknown := sorted(set(results) - set(order)):
         raise Error(f"{unknown[0]}: a result of no run of runs.txt")
-    text = "".join(json.dumps(results[name], separators=(",", ":")) + "\n" for name in sorted(results, key=order.get))
+    text = "".join(json.dumps(thinned(results[name]), separators=(",", ":")) + "\n" for name in sorted(results, key=order.get))
     write_file(path, text)
     return len(added)
+
+
+def thinned(result):
+    """A result as the file of all keeps it, with what report.py reads: validations packed and without octaves; the curve
+    only of runs with an --eval of whole documents, losses by position and document only where all is measured."""
+    kept = {name: value for name, value in result.items() if name != "curve" or "eval" in result}
+    if "eval" in kept and kept["measures"] not in ALL:
+        kept["eval"] = {name: value for name, value in kept["eval"].items() if name not in ("loss", "documents")}
+    if "validations" in kept:
+        kept["validations"] = packed([{name: value for name, value in row.items() if name != "by_octave"}
+                                      for row in kept["validations"]])
+    return kept
 
 
 def packed(rows):

@@ -28,10 +28,11 @@ def result(name, seed, within, beyond, hours, lr=2e-3):
     mean = (16384 * within + 49152 * beyond) / 65536
     row = [within, within, within, beyond, beyond]
     return {
-        "name": name, "measures": "all", "options": options(name), "missing": [], "seed": seed, "lr": lr, "corpus": corpus["name"],
-        "device": "one", "version": "1", "val_loss": within, "steps": 4096, "pruned_by_layer": [0.5, 0.7], "tasks": {},
+        "name": name, "measures": LINES[name].measures if name in LINES else "all", "options": options(name), "missing": [],
+        "seed": seed, "lr": lr, "corpus": corpus["name"], "device": "one", "version": "1", "val_loss": within, "steps": 4096, "pruned_by_layer": [0.5, 0.7], "tasks": {},
         "curve": [[64 * i, 8 - i / 10, i * hours / 64, 0.5] for i in range(1, 65)],
-        "validations": [{"step": 512 * i, "hours": hours * i / 8, "loss": within + 8 - i} for i in range(1, 9)],
+        "validations": [{"step": 512 * i, "hours": hours * i / 8, "loss": within + 8 - i, "by_octave": [within] * 16}
+                        for i in range(1, 9)],
         "half_lives": {"512": [[10, 100]], "4096": [[20, None]]},
         "eval": {"loss_mean": mean, "perplexity": {"16384": math.exp(within), "65536": math.exp(mean)},
                  "tokens_per_second": 100, "pruned": [0.5], "loss": [[128, 3], [65536, 2]],
@@ -178,7 +179,11 @@ assert "nothing_1: a result of no run" in run("--results", FILE, "--add", RESULT
 (RESULTS / "nothing_1.json").unlink()
 whole = run() and PAGE.read_text()
 assert run("--results", FILE, "--add", RESULTS).returncode == 0 and PAGE.read_text() == whole
-names = [json.loads(line)["name"] for line in FILE.read_text().splitlines()]
+kept = [json.loads(line) for line in FILE.read_text().splitlines()]
+names = [r["name"] for r in kept]
+# what no table reads is not kept: losses by document of runs of which not all is measured, octaves of validations
+assert [r["name"] for r in kept if "documents" in r["eval"]] == [name for name in names if plan.all_of(LINES[name])], names
+assert not any("by_octave" in r["validations"]["names"] for r in kept)
 assert set(names) == {path.stem for path in RESULTS.glob("*.json")} and names == [name for name in LINES if name in names], names
 again = FOLDER / "again"
 again.mkdir()
