@@ -1,9 +1,13 @@
 """
-Training beside the paper's own code: the picture, table and paragraph of STUDY.md, all from paper_code.json.
+Training beside the paper's own code: the picture, tables and paragraphs of STUDY.md, all from paper_code.json (Linux's
+C files) and paper_code_python.json (Python packages).
 
-It has of each model the losses of some steps of both programs, and of each span of steps the largest and the mean
-difference of their losses over every step, for fox-pro also the largest one of two runs of this program.
+The first has of each model the losses of some steps of both programs, and of each span of steps the largest and the mean
+difference of their losses over every step, for fox-pro also the largest one of two runs of this program. The second has
+of each model and span the mean and the largest difference from this program's first run, of its second run, of a run
+with --fp8 and of the paper's code.
 """
+from measures import table
 from plan import HERE, read_json
 
 PICTURE = "study/paper_code.svg"
@@ -12,6 +16,10 @@ REPEATS = "two_runs_of_this_program"
 
 def load():
     return read_json(HERE / "paper_code.json")
+
+
+def load_python():
+    return read_json(HERE / "paper_code_python.json")
 
 
 def spans(run):
@@ -29,25 +37,47 @@ def facts(data):
                        if name != "fox-pro"}}
 
 
+def largest(run, measure, after=0):
+    """The largest difference of a run of paper_code_python.json, of all spans behind a step."""
+    return max(found[1] for span, found in run[measure].items() if int(span.split("-")[0]) > after)
+
+
 def text(data):
     """Lines of Markdown."""
-    speed, known, fox = data["tokens_per_s"], facts(data), spans(data["runs"]["fox-pro"])
-    rows = [f"| {name} | {first} to {last} | {largest:.4f} | {abs(mean):.4f} | {'' if noise is None else f'{noise:.4f}'} |"
-            for name, run in data["runs"].items() for first, last, largest, mean, noise in spans(run)]
-    paper = next(tokens for name, tokens in speed.items() if name.startswith("fox-pro of"))
+    known, fox = facts(data), spans(data["runs"]["fox-pro"])
+    rows = [(name, f"{first} to {last}", f"{most:.4f}", f"{mean:+.4f}", "" if noise is None else f"{noise:.4f}")
+            for name, run in data["runs"].items() for first, last, most, mean, noise in spans(run)]
     others = "; ".join(
         f"{name} by {', '.join(f'{x:.4f}' for x in found)} in the spans of its {steps} steps"
         for name, (found, steps) in known["others"].items())
+    speeds = "; ".join(f"{what} {ours:,} beside {theirs:,} tokens/s, {ours / theirs:.1f} times"
+                       for what, (ours, theirs) in data["speed"]["fox-pro-125m"].items())
     return [
         f"![loss of both programs by step, and their difference](pictures/{PICTURE})", "",
-        "| model | steps | largest difference of the loss | mean difference with its sign, absolute value | largest of two runs of "
-        "this program |", "|---|---|---|---|---|", *rows, "",
+        *table(("model", "steps", "largest difference of the loss", "the paper's code minus this program, mean",
+                "largest of two runs of this program"), *rows), "",
         f"The loss of fox-pro differs by {known['largest']:.3f} at most over {known['steps']} steps, where two runs of "
         f"this program differ by {known['noise']:.3f}. What is unfavourable: up to step {fox[1][1]} the programs differ "
         f"by {max(row[2] for row in fox[:2]):.4f} and two runs by {max(row[4] for row in fox[:2]):.4f}; {others}, "
         "without repeats to compare with.", "",
-        f"Speed of fox-pro, by `--bench` on the same day: {speed['fox-pro'] / 1000:.0f}K beside {paper / 1000:.0f}K "
-        f"tokens/s, {speed['fox-pro'] / paper:.1f} times."]
+        f"Speed of fox-pro-125m like for like, {data['speed']['how']}: {speeds}."]
+
+
+def text_python(data):
+    """Lines of Markdown of the second corpus."""
+    cell = lambda found: "" if found is None else f"{found[0]:+.4f}, {found[1]:.4f}"
+    by_span = lambda run, measure: {int(span.split("-")[0]): (span, found) for span, found in run[measure].items()}
+    rows = [(name, by_span(run, "paper_code")[first][0].replace("-", " to "),
+             *(cell(by_span(run, measure)[first][1]) for measure in ("paper_code", "repeat", "fp8")))
+            for name, run in data["runs"].items() for first in by_span(run, "paper_code")]
+    fox, other = (data["runs"][name] for name in ("fox-pro", "transformer-pro"))
+    return [
+        f"On Python packages fox-pro's loss differs by {largest(fox, 'paper_code'):.3f} at most, in steps 1 to 12, and by "
+        f"{largest(fox, 'paper_code', 12):.3f} after them, where two runs of this program differ by "
+        f"{largest(fox, 'repeat'):.3f}: more than they do. transformer-pro's differs by "
+        f"{largest(other, 'paper_code'):.3f}, two runs by {largest(other, 'repeat'):.3f}. How far the paper's code is from "
+        "itself was not measured.", "",
+        *table(("model", "steps", "the paper's code: mean, largest", "a second run", "a run with `--fp8`"), *rows)]
 
 
 def draw(data, plots, folder):

@@ -79,6 +79,9 @@ class Report:
     def table_paper_code(self):
         return paper_code.text(paper_code.load())
 
+    def table_paper_code_python(self):
+        return paper_code.text_python(paper_code.load_python())
+
     def table_findings(self):
         return findings.text(self)
 

@@ -67,12 +67,16 @@ data = paper_code.load()
 beside = page.partition("<!-- table paper_code -->\n")[2].partition("<!-- end -->")[0]
 for name, runs in data["runs"].items():
     for steps, d in runs["largest_difference"].items():
-        assert f"| {name} | {steps.replace('-', ' to ')} | {d['largest']:.4f} | {abs(d['mean']):.4f} |" in beside, (name, steps)
+        assert f"| {name} | {steps.replace('-', ' to ')} | {d['largest']:.4f} | {d['mean']:+.4f} |" in beside, (name, steps)
 assert "differs by 0.014 at most over 100 steps, where two runs of this program differ by 0.013." in beside, beside
 assert "0.0077 and two runs by 0.0012" in beside and "fox-llama by 0.0024, 0.0434, 0.0459" in beside, beside
-assert "578K beside 103K tokens/s, 5.6 times" in beside, beside
+assert "pruned 259,297 beside 100,296 tokens/s, 2.6 times; gates" in beside and "129,013 tokens/s, 2.7 times." in beside, beside
+found = {tuple(row[:2]): row[2:] for row in rows(page, "paper_code_python") if len(row) == 5}
+assert found["fox-pro", "31 to 40"] == ["+0.0112, 0.0232", "-0.0020, 0.0042", "-0.0061, 0.0361"], found
+assert "differs by 0.087 at most, in steps 1 to 12, and by 0.023 after them, where two runs of this program differ by 0.004" in page
 first_screen = " ".join(Path("README.md").read_text().split()[:400])
-assert "differs by 0.014 at most over 100 steps, where repeats differ by 0.013" in first_screen, first_screen
+for words in ("0.014 at most over 100 steps of C files, where repeats differ by 0.013", "0.087 in one step and 0.023 after"):
+    assert words in first_screen, (words, first_screen)
 for row in rows(Path("dev/STUDY.md").read_text(), "primary")[2:4]:  # the losses, as the README's caption has them
     mean, low, high = (x.strip("-") for x in (row[2], *row[3].split(" to ")))
     assert f"{mean} nats lower" in first_screen and f"{high} to {low}" in first_screen, row
