@@ -64,8 +64,6 @@ train
 # Includes that climb the ladder and are not mended yet, "path -> path"
 CLIMBS = {
     "llmc/cuda/device.cuh -> llmc/dist/world.h",
-    "llmc/cpu/layer.h -> llmc/inference/extension.h",
-    "llmc/layers/layer.cuh -> llmc/inference/extension.h",
     "llmc/inference/engine/engine.h -> llmc/run/trainer.h",
     "llmc/inference/engine/generate.h -> llmc/checkpoint/hf/tokenizer.h",
     "llmc/inference/engine/generate.h -> llmc/checkpoint/hf/tokenizer_reader.h",

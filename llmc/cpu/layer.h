@@ -2,7 +2,7 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1, its rows as
+(llmc/model/activations.h). A pass that extends sequences (llmc/model/extension.h) has B = 1, its rows as
 T, and no gradients.
 
 Made by the trainer for each layer; read by its mixers, those in llmc/baselines/, and llmc/inference/cpu.
@@ -12,7 +12,7 @@ RMSNorm is here because all of them call it.
 
 #include "../model/activations.h"
 #include "../model/documents.h"
-#include "../inference/extension.h"
+#include "../model/extension.h"
 #include "../model/params.h"
 #include "matmul.h"
 

@@ -13,7 +13,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 */
 #pragma once
 
-#include "../inference/extension.h"
+#include "../model/extension.h"
 #include "../model/activations.h"
 #include "../model/documents.h"
 #include "../model/sequence.h"

@@ -26,7 +26,7 @@ waits for the host.
 #pragma once
 
 #include "../base/random.h"
-#include "../inference/extension.h"
+#include "../model/extension.h"
 #include "../model/shapes.h"
 #include "../checkpoint/format.h"
 #include "logger.h"
@@ -139,7 +139,7 @@ typedef struct {
     double (*elapsed)(Model* model, int from, int to);
     void (*bench_print)(Model* model, const Run* run, const LogStep* last);
 
-    // Inference: a cache of sequences and passes over it, as llmc/inference/extension.h says. cache_new
+    // Inference: a cache of sequences and passes over it, as llmc/model/extension.h says. cache_new
     // returns NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless
     // that is NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to
     // another slot, which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at

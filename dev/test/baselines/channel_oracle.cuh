@@ -12,7 +12,7 @@ The references of test_channel_scan, on the host.
 #include <algorithm>
 #include <omp.h>
 #include "../../../llmc/model/activations.h"
-#include "../../../llmc/inference/extension.h"
+#include "../../../llmc/model/extension.h"
 #include "../../../llmc/model/params.h"
 #include "../gpu/buffers.cuh"
 

@@ -9,7 +9,7 @@ rows, of which nothing else may be written; scratch starts as NaN.
 #include <algorithm>
 #include <omp.h>
 #include "../../../llmc/model/activations.h"
-#include "../../../llmc/inference/extension.h"
+#include "../../../llmc/model/extension.h"
 #include "../../../llmc/model/params.h"
 #include "scan_oracle.cuh"
 #include "scans.cuh"

@@ -1,5 +1,5 @@
 /*
-Tests the CPU trainer's cache (llmc/inference/extension.h), for every variant of the model: what a row
+Tests the CPU trainer's cache (llmc/model/extension.h), for every variant of the model: what a row
 computes has the same bits alone and among others, token by token and in chunks, in a fork and in a sequence
 of its own; it is what the forward pass computes; and what is forgotten was below eps.
 

@@ -1,9 +1,9 @@
 /*
-Tests of llmc/inference/sampler.h: the frequency of each token against its exact probability, which the test
+Tests of llmc/model/sampler.h: the frequency of each token against its exact probability, which the test
 computes in another way (a full sort), and the limits of every setting.
 */
 #include "../check.h"
-#include "../../../llmc/inference/sampler.h"
+#include "../../../llmc/model/sampler.h"
 
 enum { V = 40, DRAWS = 200000 };
 

@@ -30,7 +30,7 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #include <omp.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include "../../../llmc/inference/sampler.h"
+#include "../../../llmc/model/sampler.h"
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local

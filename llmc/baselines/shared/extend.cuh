@@ -1,5 +1,5 @@
 /*
-Inference of the recurrent mixers on the GPU (llmc/inference/extension.h); extend.h is the CPU's. A slot's
+Inference of the recurrent mixers on the GPU (llmc/model/extension.h); extend.h is the CPU's. A slot's
 state has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for every
 layer, and scratch of a pass, which all layers share.
 

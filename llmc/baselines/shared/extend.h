@@ -1,5 +1,5 @@
 /*
-Inference of the recurrent mixers on the CPU (llmc/inference/extension.h); extend.cuh is the GPU's. A slot's
+Inference of the recurrent mixers on the CPU (llmc/model/extension.h); extend.cuh is the GPU's. A slot's
 state has a fixed size, and there are no pages: the tensors that a mixer's table of states keeps for every
 layer hold the states of all slots, the others are scratch of a pass. A pass extends one sequence after the
 other by the mixer's forward function, which starts from the slot's states and updates them.

@@ -1,7 +1,7 @@
 /*
 Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
-A page (llmc/inference/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so
+A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so
 that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys
 page by page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows
 of the pass nor on how the sequence was cut into passes.
@@ -23,7 +23,7 @@ Called by cache.h.
 */
 #pragma once
 
-#include "../extension.h"
+#include "../../model/extension.h"
 #include "../../cpu/matmul.h"
 #include "../../model/config.h"
 

@@ -1,5 +1,5 @@
 /*
-The CPU trainer's cache of sequences (llmc/inference/extension.h), and attention over it.
+The CPU trainer's cache of sequences (llmc/model/extension.h), and attention over it.
 
 Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed
 size: the last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent

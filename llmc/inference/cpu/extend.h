@@ -1,5 +1,5 @@
 /*
-Extension on the CPU (llmc/inference/extension.h): one pass over rows of sequences in a cache,
+Extension on the CPU (llmc/model/extension.h): one pass over rows of sequences in a cache,
 
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
 

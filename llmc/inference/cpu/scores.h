@@ -1,10 +1,10 @@
 /*
-The score of a row of logits (RowScore of llmc/inference/extension.h). Called by extend.h.
+The score of a row of logits (RowScore of llmc/model/extension.h). Called by extend.h.
 */
 #pragma once
 
 #include "../../cpu/vector.h"
-#include "../extension.h"
+#include "../../model/extension.h"
 
 // The most likely token and, in double, the log-probability of the target, -1: none.
 static inline RowScore score_row(const real* logits, int32_t target, int64_t V) {

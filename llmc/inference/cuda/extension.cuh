@@ -1,5 +1,5 @@
 /*
-Extension on the GPU (llmc/inference/extension.h): one pass, or several steps of one, over rows of sequences
+Extension on the GPU (llmc/model/extension.h): one pass, or several steps of one, over rows of sequences
 in a cache,
 
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))

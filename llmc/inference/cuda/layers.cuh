@@ -1,5 +1,5 @@
 /*
-The layers of a pass of the inference engine (llmc/inference/extension.h): attention and the MLP as the
+The layers of a pass of the inference engine (llmc/model/extension.h): attention and the MLP as the
 trainer's model has them, over the rows of sequences in a cache.
 
     attention_begin_extend    once a step: the work of all layers, and the angles of RoPE

@@ -1,5 +1,5 @@
 /*
-The paged KV cache of an inference engine on the device (llmc/inference/extension.h). Rows are the tokens of a
+The paged KV cache of an inference engine on the device (llmc/model/extension.h). Rows are the tokens of a
 pass.
 
     kv_append                    a layer's q, k, v and gates of all rows, from the fused projection

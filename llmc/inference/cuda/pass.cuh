@@ -1,5 +1,5 @@
 /*
-The arrays of a pass on the device (llmc/inference/extension.h): which rows belong to which sequences, and
+The arrays of a pass on the device (llmc/model/extension.h): which rows belong to which sequences, and
 which outputs are wanted.
 
 A pass of several steps runs without the host. After each step the kernel that has chosen an output's next
@@ -8,7 +8,7 @@ arrays are written on the device, and are not const.
 */
 #pragma once
 
-#include "../extension.h"
+#include "../../model/extension.h"
 #include "../../cuda/launch.cuh"
 
 enum { EXTEND_ROWS = 16384 }; // most rows of a pass of the engine

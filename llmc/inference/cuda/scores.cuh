@@ -1,5 +1,5 @@
 /*
-What leaves the device of a row's logits (RowScore of llmc/inference/extension.h), after lm_head:
+What leaves the device of a row's logits (RowScore of llmc/model/extension.h), after lm_head:
 
     row_scores   the most likely token, and the log-probability of the target
     row_draws    the next token, by the rules and random numbers of the CPU's sampler (sampler.h)

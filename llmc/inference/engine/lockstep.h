@@ -16,7 +16,7 @@ generate.h.
 
 #include <poll.h>
 #include "../../dist/world.h"
-#include "../extension.h"
+#include "../../model/extension.h"
 
 typedef struct {
     World* world;  // NULL: alone

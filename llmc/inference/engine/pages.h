@@ -1,5 +1,5 @@
 /*
-Pages of a cache: which are free, who shares them, and the page table of llmc/inference/extension.h.
+Pages of a cache: which are free, who shares them, and the page table of llmc/model/extension.h.
 
 Host memory only: a page is a number. A slot's full pages are shared by the slots that were forked from it. A
 slot that appends to a partial page that others share gets a copy of it first (copy on write), so all heads of
@@ -10,7 +10,7 @@ Called by engine.h.
 #pragma once
 
 #include "../../base/common.h"
-#include "../extension.h"
+#include "../../model/extension.h"
 
 typedef struct {
     int64_t pages, heads, width; // width: entries of a head's row in the table
