@@ -1,10 +1,10 @@
 /*
-llmc/inference/engine/requests.h: the lines of --requests, for a model of bytes and for one without a
+llmc/serve/requests.h: the lines of --requests, for a model of bytes and for one without a
 tokenizer. Every line that is not empty gets one answer, which is one line of JSON; what is handed to the
 engine keeps its rules. The engine's place is taken by tokens that follow from the input.
 */
 #include "fuzz.h"
-#include "../../llmc/inference/engine/requests.h"
+#include "../../llmc/serve/requests.h"
 
 enum { T = 1024, CAPACITY = 2048 };
 

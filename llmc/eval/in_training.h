@@ -29,8 +29,8 @@ Called by train.h, and training_cache_bytes by the trainers.
 */
 #pragma once
 
-#include "../inference/engine/requests.h"
 #include "../run/logger.h"
+#include "../serve/requests.h"
 #include "evaluation.h"
 
 enum {

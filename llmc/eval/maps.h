@@ -29,8 +29,8 @@ Called by train.h. Errors end the program.
 */
 #pragma once
 
-#include "../inference/engine/generate.h"
 #include "../model/documents.h"
+#include "../serve/generate.h"
 #include "positions.h"
 #include "result_file.h"
 

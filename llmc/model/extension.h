@@ -1,5 +1,5 @@
 /*
-Extension: the interface of inference between the engine (engine/), which knows sequences and requests, and
+Extension: the interface of inference between the engine (llmc/serve), which knows sequences and requests, and
 a trainer's model, which knows layers.
 
 Sequences live in slots of a cache. A pass extends some of them by some tokens each: a prompt in chunks, many
@@ -18,7 +18,7 @@ their scores are bounded for all queries to come (with QK norm). The model count
 beginning of each head are forgotten and skips them; the engine frees them.
 
 The engine owns the page table, allocates before a pass what the pass appends to, and frees. Called by
-llmc/run/trainer.h, engine/ and the trainers.
+llmc/run/trainer.h, llmc/serve and the trainers.
 */
 #pragma once
 

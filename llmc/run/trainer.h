@@ -14,7 +14,7 @@ Order of the calls:
     --dump      load_batch, evaluate
     --bench     as training, with mark and elapsed; bench_print; as --eval
     --maps      visit_heads
-    --generate, --requests  cache_new, extend for every pass, cache_free (llmc/inference/engine/engine.h)
+    --generate, --requests  cache_new, extend for every pass, cache_free (llmc/serve/engine.h)
 
 With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
 differ in grad_accum_steps, and a step ends with the sums over all of them.

@@ -6,7 +6,7 @@ inference do not depend on what the weights have learnt. Called by train.h.
 #pragma once
 
 #include <sys/resource.h>
-#include "../inference/engine/engine.h"
+#include "../serve/engine.h"
 
 static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
 

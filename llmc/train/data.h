@@ -7,7 +7,7 @@ Called by train.h, in all ranks.
 */
 #pragma once
 
-#include "../inference/engine/generate.h"
+#include "../serve/generate.h"
 #include "../checkpoint/hf/tokenizer.h"
 #include "../run/ranks.h"
 #include "../run/run.h"

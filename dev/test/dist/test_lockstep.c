@@ -1,11 +1,11 @@
 /*
-Tests of llmc/inference/engine/lockstep.h: engines of ranks that share the heads of sequences, in processes, with a
+Tests of llmc/serve/lockstep.h: engines of ranks that share the heads of sequences, in processes, with a
 model that only remembers tokens. It has too little memory on rank 1, forgets other pages on each rank, and computes
 scores and tokens on rank 0 alone: elsewhere they are nonsense. All ranks give the answers that one rank gives.
 */
 #include "../ranks.h"
 
-#include "../../../llmc/inference/engine/requests.h"
+#include "../../../llmc/serve/requests.h"
 #include "../scratch.h"
 
 enum { SLOTS = 4, CAPACITY = 512, REQUESTS = 40 };

@@ -1,5 +1,5 @@
 /*
-Tests of llmc/inference/engine/engine.h and pages.h on the CPU trainer's model: sequences together have the
+Tests of llmc/serve/engine.h and pages.h on the CPU trainer's model: sequences together have the
 bits that each has alone, in any number of slots and pages; nothing waits forever; common beginnings are read
 once; greedy generation follows the forward pass. And of the texts of generate.h: stop strings, escapes.
 

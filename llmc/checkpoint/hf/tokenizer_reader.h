@@ -8,7 +8,7 @@ elsewhere here, the text "<|endoftext|>" is ordinary text, and no such token is 
 special tokens in text, and its post-processor, does not matter. An added token that is not special would be
 that token in text, too.
 
-Called by inference/engine/generate.h and train.h.
+Called by serve/generate.h and train.h.
 */
 #pragma once
 

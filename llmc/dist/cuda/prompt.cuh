@@ -17,7 +17,7 @@ keys, values and attention of its own heads alone. All else is computed row by r
     y            bf16 [R or Rn, NH dh]
 
 Rows travel through the group's peers (peers.cuh), on the main stream. What all ranks must do alike follows from rank 0's
-results (llmc/inference/engine/lockstep.h), so it does not matter that another rank may have chosen another GEMM kernel,
+results (llmc/serve/lockstep.h), so it does not matter that another rank may have chosen another GEMM kernel,
 which rounds differently. Messages are numbered: such passes are not captured as graphs.
 
 Called by llmc/inference/cuda, with layer->T the rows that the rank computes and rows the pass's. Each function of a pass

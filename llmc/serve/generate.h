@@ -14,8 +14,8 @@ Called by train.h. requests.h uses GeneratedText.
 */
 #pragma once
 
-#include "../../checkpoint/hf/tokenizer.h"
-#include "../../checkpoint/hf/tokenizer_reader.h"
+#include "../checkpoint/hf/tokenizer.h"
+#include "../checkpoint/hf/tokenizer_reader.h"
 #include "engine.h"
 
 static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // of a pass while training

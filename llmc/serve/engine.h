@@ -23,9 +23,9 @@ Called by requests.h and generate.h. The owner of a sequence gets its tokens and
 */
 #pragma once
 
-#include "../../model/sampler.h"
-#include "../../run/trainer.h"
-#include "../../tokens/tokenizer.h"
+#include "../model/sampler.h"
+#include "../run/trainer.h"
+#include "../tokens/tokenizer.h"
 #include "lockstep.h"
 #include "pages.h"
 

@@ -15,8 +15,8 @@ generate.h.
 #pragma once
 
 #include <poll.h>
-#include "../../dist/world.h"
-#include "../../model/extension.h"
+#include "../dist/world.h"
+#include "../model/extension.h"
 
 typedef struct {
     World* world;  // NULL: alone

@@ -9,8 +9,8 @@ Called by engine.h.
 */
 #pragma once
 
-#include "../../base/common.h"
-#include "../../model/extension.h"
+#include "../base/common.h"
+#include "../model/extension.h"
 
 typedef struct {
     int64_t pages, heads, width; // width: entries of a head's row in the table
