@@ -179,7 +179,7 @@ def half_life(bias):
 
 
 def initial_half_lives(config):
-    """Of the heads of a layer, by the biases that training starts with (model/config.h). None: unknown."""
+    """Of the heads of a layer, by the biases that training starts with (config/config.h). None: unknown."""
     heads, first, last = (config.get(key) for key in ("num_heads", "decay_time_min", "decay_time_max"))
     if not isinstance(heads, int):
         return None

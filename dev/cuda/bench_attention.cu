@@ -13,7 +13,7 @@ whatever the kernels execute.
     bench_attention tiles         only the backward pass of sm_80, dh 64, by the tokens of a tile and the
                                   shared memory of an SM: as it is, and 100 KiB as on sm_86, 89 and 120
 */
-#include "../../llmc/model/config.h"
+#include "../../llmc/config/config.h"
 #include "../../llmc/layers/forget_gate.cuh"
 #include "../../llmc/cuda/matmul.cuh"
 #include "../../llmc/attention/pruning.cuh"

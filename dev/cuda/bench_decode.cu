@@ -10,7 +10,7 @@ device-to-device copy in the same run. Times are medians of CUDA graphs of one s
 #include "../../llmc/layers/embedding.cuh"
 #include "../../llmc/inference/cuda/layers.cuh"
 #include "../../llmc/baselines/mixers.h"
-#include "../../llmc/model/presets.h"
+#include "../../llmc/config/presets.h"
 #include "bench.cuh"
 
 static cudaStream_t stream;

@@ -17,7 +17,7 @@ calls.
 #include "../../llmc/base/random.h"
 #include "../../llmc/layers/rmsnorm.cuh"
 #include "../../llmc/layers/swiglu.cuh"
-#include "../../llmc/model/presets.h"
+#include "../../llmc/config/presets.h"
 #include "bench.cuh"
 
 enum { CALLS = 40, SETS = 2 };

@@ -5,11 +5,11 @@ also those of --fp8; of the projection the columns in FP8 alone.
 
     bench_matmul [TOKENS]     default 16384
 */
-#include "../../llmc/model/config.h"
+#include "../../llmc/config/config.h"
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/matmul.cuh"
 #include "../../llmc/baselines/mixers.h"
-#include "../../llmc/model/presets.h"
+#include "../../llmc/config/presets.h"
 #include "bench.cuh"
 
 enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };

@@ -9,7 +9,7 @@ once, relative to a device-to-device copy in the same run.
 #include "../../llmc/layers/classifier.cuh"
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/baselines/mixers.h"
-#include "../../llmc/model/presets.h"
+#include "../../llmc/config/presets.h"
 #include "bench.cuh"
 
 static double copy_rate; // bytes per second, read and written

@@ -1,12 +1,12 @@
 /*
-llmc/model/config.h and params.h: config.json and, in an input that does not begin with a brace, the KEY=VALUE
+llmc/config/config.h and llmc/model/params.h: config.json and, in an input that does not begin with a brace, the KEY=VALUE
 lines of --set. A config that is accepted makes a parameter table without overflow, and survives writing and
 reading.
 */
 #include "fuzz.h"
 #include "../../llmc/baselines/mixers.h"
-#include "../../llmc/model/config_file.h"
-#include "../../llmc/model/presets.h"
+#include "../../llmc/config/config_file.h"
+#include "../../llmc/config/presets.h"
 
 static Error err;
 

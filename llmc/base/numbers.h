@@ -1,6 +1,6 @@
 /*
 Numbers: parsed from option values, for the command line parser (run/command/cli.h) and the config
-(model/config.h), and checked in arrays, for checkpoints and the message of a run that diverged
+(config/config.h), and checked in arrays, for checkpoints and the message of a run that diverged
 (model/shard.h).
 
 A number is decimal, with an optional fraction and exponent: 12, -0.5, 1e9, 2.5e-3. A count may also have a

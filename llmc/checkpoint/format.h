@@ -1,7 +1,7 @@
 /*
 What is in a checkpoint's folder, which is a Hugging Face model folder. write.h writes it, read.h reads it.
 
-    config.json              the model's sizes and switches (model/config.h)
+    config.json              the model's sizes and switches (config/config.h)
     model.safetensors        master weights, named and shaped by the parameter table
     optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
     trainer.json             step, tokens, schedule, data position, options, checksums

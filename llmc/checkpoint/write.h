@@ -13,7 +13,7 @@ Called by saver.h, in a thread of each rank, and by ranks.h for ranks that do no
 */
 #pragma once
 
-#include "../model/config_file.h"
+#include "../config/config_file.h"
 #include "format.h"
 #include "hf/folder.h"
 #include "out.h"

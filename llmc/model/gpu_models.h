@@ -4,7 +4,7 @@ What depends on the kernels of one mixer is in its own check (Mixer in llmc/laye
 */
 #pragma once
 
-#include "config.h"
+#include "../config/config.h"
 #include "shapes.h"
 
 // Dies where cuDNN's attention does not know the model.

@@ -20,7 +20,7 @@ elements (llmc/model/shard.h).
 */
 #pragma once
 
-#include "config.h"
+#include "../config/config.h"
 #include "../base/random.h"
 
 // What a tensor is. The kinds of a mixer begin at P_FIRST_OF(its MixerKind). A tensor's initial values are

@@ -3,7 +3,7 @@ The model that --model, --recipe, --init and --set describe. Called by run.h.
 */
 #pragma once
 
-#include "../model/config_file.h"
+#include "../config/config_file.h"
 #include "../checkpoint/out.h"
 #include "command/options.h"
 

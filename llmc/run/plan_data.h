@@ -8,7 +8,7 @@ run.h takes attention over other documents off the model's FLOPs.
 */
 #pragma once
 
-#include "../model/config.h"
+#include "../config/config.h"
 #include "../tokens/dataloader.h"
 #include "command/options.h"
 

@@ -1,5 +1,5 @@
 /*
-The recipe of a run (llmc/model/recipes.h) and what of it is changed, as one line: in --dry-run, at the start
+The recipe of a run (llmc/config/recipes.h) and what of it is changed, as one line: in --dry-run, at the start
 of a run, in log.jsonl and in trainer.json,
 
     iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
@@ -8,7 +8,7 @@ with the recipe's own values in brackets. Called by run.h, report.h and train.h.
 */
 #pragma once
 
-#include "../model/config_file.h"
+#include "../config/config_file.h"
 #include "../tokens/dataloader.h"
 #include "command/options.h"
 

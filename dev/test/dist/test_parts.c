@@ -3,7 +3,7 @@ Test of the parts of the model that ranks own: buckets of the parameter table (l
 of buckets (llmc/model/shard.h).
 */
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/model/presets.h"
+#include "../../../llmc/config/presets.h"
 #include "../../../llmc/model/shard.h"
 #include "../check.h"
 

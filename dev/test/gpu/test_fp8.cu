@@ -5,10 +5,10 @@ weights' copies; GEMMs against the products of their operands in double; scales 
     test_fp8 [quick] [SEED]     quick: small shapes, for compute-sanitizer
 */
 #include "../../../llmc/baselines/mixers.h"
+#include "../../../llmc/config/presets.h"
 #include "../../../llmc/cuda/fp8_state.cuh"
 #include "../../../llmc/layers/output_gate.cuh"
 #include "../../../llmc/layers/swiglu.cuh"
-#include "../../../llmc/model/presets.h"
 #include "../fp8_reference.h"
 #include "buffers.cuh"
 

@@ -1,10 +1,10 @@
 /*
-Tests llmc/model/config.h, presets.h and params.h: presets and their parameter counts; the parameter table;
+Tests llmc/config and llmc/model/params.h: presets and their parameter counts; the parameter table;
 every key of config.json with valid and invalid values.
 */
-#include "../../../llmc/model/config_file.h"
+#include "../../../llmc/config/config_file.h"
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/model/presets.h"
+#include "../../../llmc/config/presets.h"
 #include "../check.h"
 
 static Error err;

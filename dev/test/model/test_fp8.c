@@ -3,8 +3,8 @@ Tests llmc/model/fp8.h: shapes, memory, the record in trainer.json; and the refe
 tests use, dev/test/fp8_reference.h.
 */
 #include "../../../llmc/baselines/mixers.h"
+#include "../../../llmc/config/presets.h"
 #include "../../../llmc/model/fp8.h"
-#include "../../../llmc/model/presets.h"
 #include "../check.h"
 #include "../fp8_reference.h"
 

@@ -3,7 +3,7 @@ Initial values: a function of the seed, the layer and the kind of a tensor (llmc
 models which differ by switches start alike where they are alike.
 */
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/model/presets.h"
+#include "../../../llmc/config/presets.h"
 #include "../check.h"
 
 static Error err;

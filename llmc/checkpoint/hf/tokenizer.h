@@ -6,8 +6,8 @@ folder that the run starts from, and kept as text that gives the ids of training
 */
 #pragma once
 
+#include "../../config/config.h"
 #include "../../formats/json.h"
-#include "../../model/config.h"
 #include "../../tokens/shard_set.h"
 #include "../../tokens/tokenizer_json.h"
 

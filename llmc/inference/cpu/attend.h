@@ -25,7 +25,7 @@ Called by cache.h.
 
 #include "../../model/extension.h"
 #include "../../cpu/matmul.h"
-#include "../../model/config.h"
+#include "../../config/config.h"
 
 // What a head has added up over its tokens so far.
 typedef struct {

@@ -13,14 +13,14 @@ A number or choice that was not given is OPTION_UNSET until the recipe, or the p
 #include "../../base/common.h"
 #include "../../formats/json.h"
 #include "../../model/activations.h"
-#include "../../model/presets.h"
+#include "../../config/presets.h"
 #include "../../model/sequence.h"
 #include "../../model/shapes.h"
 
 #define OPTION_UNSET CLI_UNSET
 
 // Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
-// is in llmc/model/activations.h, RECIPE_CHOICES in llmc/model/recipes.h.
+// is in llmc/model/activations.h, RECIPE_CHOICES in llmc/config/recipes.h.
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
 #define SCHEDULE_CHOICES(X)                                                                                  \
     X(SCHEDULE_COSINE, "cosine")                                                                             \
