@@ -1,6 +1,6 @@
 /*
 Ranks of a test: processes of this machine, joined by socket pairs. Stands in for the connections of
-llmc/dist/world.h, so that a test needs no launcher and no port. Include it before what uses a World.
+llmc/ranks/world.h, so that a test needs no launcher and no port. Include it before what uses a World.
 
     static void body(World* world) { CHECK(world->size == 3, "..."); }      in every rank
     ranks_run(3, body);
@@ -8,7 +8,7 @@ llmc/dist/world.h, so that a test needs no launcher and no port. Include it befo
 #pragma once
 
 #include <sys/socket.h>
-#include "../../llmc/dist/world.h"
+#include "../../llmc/ranks/world.h"
 #include "check.h"
 
 #define world_allgather ranks_allgather

@@ -76,7 +76,7 @@ static inline bool fail(Error* err, const char* format, ...) {
     return false;
 }
 
-// How a program of several ranks (llmc/dist/world.h) prints a message once, and ends all ranks after an
+// How a program of several ranks (llmc/ranks/world.h) prints a message once, and ends all ranks after an
 // error. All zero: one process, which prints everything.
 typedef struct {
     void (*clean)(void);           // at an error: removes what only a run that succeeds should leave

@@ -25,9 +25,9 @@ write.h and ranks.h; run.h parses the texts of a checkpoint to resume.
 #pragma once
 
 #include "../base/checksum.h"
-#include "../dist/world.h"
 #include "../formats/safetensors.h"
 #include "../model/shard.h"
+#include "../ranks/world.h"
 
 // ----------------------------------------------------------------------------
 // tensors

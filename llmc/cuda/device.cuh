@@ -10,7 +10,7 @@ The GPU: opens it, checks that the trainer can run on it, knows its peak speed, 
 #include <nccl.h>
 #endif
 #include "../base/gpus.h"
-#include "../dist/world.h"
+#include "../ranks/world.h"
 #include "cuda_common.cuh"
 
 // What the program was built with, for --version. The Makefile names the architectures.

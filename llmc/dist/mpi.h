@@ -9,7 +9,7 @@ for the same number of ranks give the same bits every time. An error ends the pr
 
 #include <limits.h>
 #include "../model/shard.h"
-#include "world.h"
+#include "../ranks/world.h"
 #ifdef USE_MPI
 #include <mpi.h>
 #endif

@@ -17,8 +17,8 @@ Sums are doubles. Filled by positions.h, written by evaluation.h.
 #pragma once
 
 #include "../base/octaves.h"
-#include "../dist/watch.h"
 #include "../formats/json.h"
+#include "../ranks/watch.h"
 #include "../run/trainer.h"
 
 enum {

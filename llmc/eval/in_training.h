@@ -20,7 +20,7 @@ were not finite, which count for nothing else.
 
 FILE is read once, by rank 0, before the device is opened: its longest sequence decides the cache, which is in
 the plan of memory. A sequence has at most --seq-len tokens. Rank 0 answers alone, as it samples alone; the
-others wait with their next collective, and the watch (llmc/dist/watch.h) knows that rank 0 works.
+others wait with their next collective, and the watch (llmc/ranks/watch.h) knows that rank 0 works.
 
 Training has the same bits with and without it: it reads the weights and writes none, draws depend on a
 request's seed and the token's number alone, and --val-data has a loader of its own.

@@ -7,8 +7,8 @@ Called by train.h. Everything here is collective, and trivial for one rank alone
 #pragma once
 
 #include "../base/checksum.h"
-#include "../dist/world.h"
 #include "../formats/safetensors.h"
+#include "../ranks/world.h"
 #include "run.h"
 
 // Before a message that one rank alone should print: returns on the first rank where `mine` is true, on rank

@@ -3,7 +3,7 @@ The start of a run, as a pipeline of values. Each stage makes one value from tho
 of them:
 
     CommandLine   options given, and what to do with them             command_line_parse (command/mode.h)
-    World         the ranks (llmc/dist/world.h)                       world_identify, world_connect
+    World         the ranks (llmc/ranks/world.h)                      world_identify, world_connect
     RunFolder     lock on --out and its checkpoints                   run_folder_open
     Run           a checkpoint, options completed from it, config,    run_configure
                   parameter table, batches, steps
@@ -19,7 +19,7 @@ error.
 
 #include "../checkpoint/format.h"
 #include "../checkpoint/out.h"
-#include "../dist/world.h"
+#include "../ranks/world.h"
 #include "../baselines/mixers.h"
 #include "../config/config_file.h"
 #include "../config/presets.h"

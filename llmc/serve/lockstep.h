@@ -9,14 +9,14 @@ own heads alone; all do the same passes. So what they do next depends only on op
  4. whether there is memory for a cache  on all ranks              lockstep_all
 
 Most functions are collective. Without other ranks (world NULL) they do what one process does.
-While rank 0 waits for input the watch (llmc/dist/watch.h) knows that it works. Called by engine.h, requests.h and
+While rank 0 waits for input the watch (llmc/ranks/watch.h) knows that it works. Called by engine.h, requests.h and
 generate.h.
 */
 #pragma once
 
 #include <poll.h>
-#include "../dist/world.h"
 #include "../model/extension.h"
+#include "../ranks/world.h"
 
 typedef struct {
     World* world;  // NULL: alone

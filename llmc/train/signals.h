@@ -7,7 +7,7 @@ the one that mpirun and Slurm pass on to all ranks with time left to save. Calle
 
 #include <poll.h>
 #include <signal.h>
-#include "../dist/world.h"
+#include "../ranks/world.h"
 
 static volatile sig_atomic_t run_interrupted, run_answers;
 static volatile sig_atomic_t run_drops_step; // a signal ends the run within the step

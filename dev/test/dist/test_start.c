@@ -1,9 +1,9 @@
 /*
-Test of how a process finds its rank (llmc/dist/start.h): alone, and by the variables of torchrun, srun and
+Test of how a process finds its rank (llmc/ranks/start.h): alone, and by the variables of torchrun, srun and
 mpirun.
 */
 #include <dirent.h>
-#include "../../../llmc/dist/world.h"
+#include "../../../llmc/ranks/world.h"
 #include "../check.h"
 #include "variables.h"
 

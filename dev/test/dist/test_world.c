@@ -1,5 +1,5 @@
 /*
-Test of the ranks of a run (llmc/dist): processes with torchrun's variables on 127.0.0.1, without MPI. Groups
+Test of the ranks of a run (llmc/ranks): processes with torchrun's variables on 127.0.0.1, without MPI. Groups
 of 2 to 5 ranks compute, are killed, stopped, or fail, and the messages and exit codes of all of them are
 checked.
 */
@@ -13,7 +13,7 @@ static int late_clock(clockid_t clock, struct timespec* ts) {
 }
 #define clock_gettime late_clock
 
-#include "../../../llmc/dist/world.h"
+#include "../../../llmc/ranks/world.h"
 #include "variables.h"
 
 enum { MAX_RANKS = 5 };

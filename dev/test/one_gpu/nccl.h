@@ -4,7 +4,7 @@ itself refuses two ranks on a GPU. The build with -DRANKS_SHARE_GPU (build/gpu/t
 place; copies between ranks (peers.cuh) and everything else are as with several GPUs.
 
 A collective waits for its stream on the host, writes its numbers to the rank's slot, and waits for the other ranks.
-Sums are in the order of ranks. A rank that waits for one that is gone is ended by the watch (llmc/dist/watch.h).
+Sums are in the order of ranks. A rank that waits for one that is gone is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
 

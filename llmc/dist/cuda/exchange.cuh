@@ -36,7 +36,7 @@ exchange_open does.
 #pragma once
 
 #include "../../model/shard.h"
-#include "../world.h"
+#include "../../ranks/world.h"
 #include "../../layers/global_norm.cuh"
 #include "peers.cuh"
 #ifdef USE_NCCL
@@ -82,7 +82,7 @@ typedef struct {
 } Exchange;
 
 // ----------------------------------------------------------------------------
-// NCCL. A call that waits for a rank which never comes is ended by the watch (llmc/dist/watch.h).
+// NCCL. A call that waits for a rank which never comes is ended by the watch (llmc/ranks/watch.h).
 
 #ifdef USE_NCCL
 static inline void nccl_check(ncclResult_t result, const char* call, const char* file, int line) {

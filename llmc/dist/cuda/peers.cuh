@@ -34,12 +34,12 @@ only queues. Invariants of message n, each with the line that keeps it:
 
 Called by exchange.cuh with peers of its own, and by sequence.cuh and prompt.cuh with those of the group. Ranks
 are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
-returns false. A message that never comes is ended by the watch (llmc/dist/watch.h).
+returns false. A message that never comes is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
 
 #include <cudaTypedefs.h>
-#include "../world.h"
+#include "../../ranks/world.h"
 #include "../../cuda/cuda_common.cuh"
 
 typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;

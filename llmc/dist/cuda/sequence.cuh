@@ -28,7 +28,7 @@ Messages are numbered, which a CUDA graph would repeat: passes of ranks that sha
 
 Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
 Called by attention, for losses by the GPU trainer, and for inference by prompt.cuh. An error of CUDA ends the
-program; a message that never comes is ended by the watch (llmc/dist/watch.h).
+program; a message that never comes is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
 
