@@ -24,7 +24,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/memory.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
-#include "llmc/dist/mpi.h"
+#include "llmc/exchange/mpi.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------

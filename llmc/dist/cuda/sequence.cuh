@@ -34,7 +34,7 @@ program; a message that never comes is ended by the watch (llmc/ranks/watch.h).
 
 #include <initializer_list>
 #include "../../cuda/device.cuh"
-#include "exchange.cuh"
+#include "../../exchange/exchange.cuh"
 #include "heads.cuh"
 #include "order.cuh"
 

@@ -35,9 +35,9 @@ exchange_open does.
 */
 #pragma once
 
-#include "../../model/shard.h"
-#include "../../ranks/world.h"
-#include "../../layers/global_norm.cuh"
+#include "../layers/global_norm.cuh"
+#include "../model/shard.h"
+#include "../ranks/world.h"
 #include "peers.cuh"
 #ifdef USE_NCCL
 #include <nccl.h>

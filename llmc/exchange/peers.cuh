@@ -39,8 +39,8 @@ returns false. A message that never comes is ended by the watch (llmc/ranks/watc
 #pragma once
 
 #include <cudaTypedefs.h>
-#include "../../ranks/world.h"
-#include "../../cuda/cuda_common.cuh"
+#include "../ranks/world.h"
+#include "../cuda/cuda_common.cuh"
 
 typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;
 

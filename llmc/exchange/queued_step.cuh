@@ -5,8 +5,8 @@ Called by the GPU trainer.
 */
 #pragma once
 
-#include "../../cuda/device.cuh"
-#include "../../layers/global_norm.cuh"
+#include "../cuda/device.cuh"
+#include "../layers/global_norm.cuh"
 
 typedef struct {
     StepStats* stats;      // pinned
