@@ -9,7 +9,7 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
-the exchanges with other ranks' GPUs (exchange.cuh and sequence.cuh of llmc/dist/cuda), which have their own.
+the exchanges with other ranks' GPUs (llmc/exchange and llmc/sequence), which have their own.
 The host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss
 or gradient is not finite changes nothing on the device itself.
 */
@@ -20,7 +20,6 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/baselines/mamba2/mamba2.cuh"
 #include "llmc/cuda/device.cuh"
 #include "llmc/cuda/graph.cuh"
-#include "llmc/dist/cuda/sequence.cuh"
 #include "llmc/exchange/exchange.cuh"
 #include "llmc/exchange/queued_step.cuh"
 #include "llmc/inference/cuda/extension.cuh"
@@ -31,6 +30,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/layers/embedding.cuh"
 #include "llmc/layers/swiglu.cuh"
 #include "llmc/model/gpu_models.h"
+#include "llmc/sequence/sequence.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>

@@ -53,7 +53,7 @@ model
 ranks
 cpu cuda
 layers attention
-exchange dist
+exchange
 sequence
 inference
 baselines

@@ -26,11 +26,11 @@ typedef struct {
     Matmul matmul; // its stream is side.stream
 } WeightStream;
 
-// Weights of attention that have the heads in the order of ranks where ranks share sequences (llmc/dist/cuda/order.cuh).
+// Weights of attention that have the heads in the order of ranks where ranks share sequences (llmc/sequence/order.cuh).
 typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
 
 // Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
-// as those of all heads are laid out (llmc/dist/cuda/order.cuh).
+// as those of all heads are laid out (llmc/sequence/order.cuh).
 typedef struct {
     SequenceGroup group;
     HeadColumns proj, o;
@@ -40,12 +40,12 @@ typedef struct {
     float* dnorms[2];                  // their gradients
     float *bias, *dbias;               // [heads] of the gate
     bf16* output_norm;                 // [heads, dh], in inference; NULL: there is none
-    int* deal;                         // [layers, NH] which heads a rank has (llmc/dist/cuda/deal.cuh); NULL:
+    int* deal;                         // [layers, NH] which heads a rank has (llmc/sequence/deal.cuh); NULL:
                                        // those of sequence_head in all layers
     int layers;                        // of deal
     unsigned long long* kept;          // [layers, heads] blocks of the step in progress; NULL without deal
     unsigned long long* all_kept;      // [layers, NH] of all heads, summed over ranks at the step's end
-    struct SequenceExchange* exchange; // llmc/dist/cuda/sequence.cuh
+    struct SequenceExchange* exchange; // llmc/sequence/sequence.cuh
 } RankHeads;
 
 typedef struct {

@@ -9,24 +9,24 @@ sequences; groups are data parallel.
 
 Rank n has heads n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different ranks.
 In training a table may give each rank other NH/N heads in each layer, balanced by the work that pruning left them in
-the step before (sequence_deal, llmc/dist/cuda/deal.cuh).
+the step before (sequence_deal, llmc/sequence/deal.cuh).
 
 Between the two are exchanges: each rank sends every other one of its group, of its own tokens, what the other's heads
 read, or of its own heads what the other's tokens read. HeadColumns is the layout of such a row:
 
     row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
-    row of proj in training, its heads in the order of ranks (llmc/dist/cuda/order.cuh):
+    row of proj in training, its heads in the order of ranks (llmc/sequence/order.cuh):
                            | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
 
 In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
-and of passes of few rows each rank computes all (llmc/dist/cuda/prompt.cuh).
+and of passes of few rows each rank computes all (llmc/sequence/prompt.cuh).
 
 Exchanges of q, k, v, o and dproj go in chunks of a rank's tokens: while one is copied, the next is computed, or the one
 before is used.
 
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer's exchange
-(llmc/dist/cuda/sequence.cuh).
+(llmc/sequence/sequence.cuh).
 */
 #pragma once
 

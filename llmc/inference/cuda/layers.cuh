@@ -9,13 +9,13 @@ trainer's model has them, over the rows of sequences in a cache.
 On Hopper a step that decodes up to 16 rows is five kernels a layer: the two input projections, decode.cuh,
 and the two output projections; norms and SwiGLU are fused into the projections. Other rows have three kernels
 in place of decode.cuh: the append, attention, and the sum of its partial results. Where ranks share the heads of
-sequences attention is that of the rank's (llmc/dist/cuda/prompt.cuh).
+sequences attention is that of the rank's (llmc/sequence/prompt.cuh).
 */
 #pragma once
 
 #include <algorithm>
-#include "../../dist/cuda/prompt.cuh"
 #include "../../layers/attention_layer.cuh"
+#include "../../sequence/prompt.cuh"
 #include "cache.cuh"
 #include "matvec.cuh"
 #include "scores.cuh"

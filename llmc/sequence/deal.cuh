@@ -25,8 +25,8 @@ Called by order.cuh, which reads the table, by attention, which counts blocks, a
 */
 #pragma once
 
-#include "../../exchange/exchange.cuh"
-#include "../../layers/layer.cuh"
+#include "../exchange/exchange.cuh"
+#include "../layers/layer.cuh"
 
 // The layer's row of the table; NULL: there is none.
 static inline const int* head_deal(const Layer* layer) {

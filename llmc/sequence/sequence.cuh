@@ -33,8 +33,8 @@ program; a message that never comes is ended by the watch (llmc/ranks/watch.h).
 #pragma once
 
 #include <initializer_list>
-#include "../../cuda/device.cuh"
-#include "../../exchange/exchange.cuh"
+#include "../cuda/device.cuh"
+#include "../exchange/exchange.cuh"
 #include "heads.cuh"
 #include "order.cuh"
 

@@ -12,7 +12,7 @@ Called by sequence.cuh and prompt.cuh.
 */
 #pragma once
 
-#include "../../layers/layer.cuh"
+#include "../layers/layer.cuh"
 
 // Of each rank a block of heads and whole rows of the same tokens. Sequences are block_stride elements apart in blocks,
 // and Tn rows in whole rows.
