@@ -6,10 +6,10 @@
 #
 #   RECIPE       MODEL           tokens           steps   FLOP     data      one H100       eight H100s   memory of each
 #   analysis     fox-pro-125m     2,684,354,560    5,120  4.43e18   5.4 GB     2.9 hours                  16 GiB
-#   submission   fox-pro-125m     2,600,000,000    4,960  4.29e18   5.2 GB     2.8 hours                  16 GiB
+#   submission   fox-llama-125m   2,600,000,000    4,960  4.29e18   5.2 GB     2.8 hours                  16 GiB
 #   analysis     fox-pro-360m     7,516,192,768   14,336  3.47e19  15.0 GB    20.2 hours                  41 GiB
 #   analysis     fox-pro-760m    16,106,127,360   30,720  1.32e20  32.2 GB    76.6 hours     9.8 hours    39 and 32 GiB
-#   submission   fox-pro-760m    16,106,127,360   30,720  1.32e20  32.2 GB    76.5 hours     9.8 hours    39 and 32 GiB
+#   submission   fox-llama-760m  16,106,127,360   30,720  1.32e20  32.2 GB    76.4 hours     9.7 hours    38 and 31 GiB
 #   iclr         fox-pro-760m    48,318,382,080   92,160  3.95e20  96.6 GB   229.6 hours    29.3 hours    39 and 32 GiB
 #
 # A step has 524,288 tokens, 32 sequences, on any number of GPUs. Hours are those where nothing is pruned, from 259,297

@@ -58,7 +58,7 @@ static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* n
         c->hidden_size = shape->d;
         c->num_hidden_layers = shape->L;
         c->num_heads = shape->heads;
-        if (row->head_size && family->mixer == MIXER_ATTENTION) c->num_heads = shape->d / row->head_size;
+        if (row->head_size) c->num_heads = shape->d / row->head_size;
         c->hidden_ratio = family->hidden_ratio;
         c->use_rope = family->rope;
         c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift = family->pro;

@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     RecipeName name;
     const char *size, *families;   // as in "fox-pro, mamba2"; NULL: all
-    int64_t max_tokens, head_size; // of attention; 0: the preset's
+    int64_t max_tokens, head_size; // 0: the preset's
     double lr, lr_end;
 } RecipeRow;
 
@@ -45,7 +45,8 @@ typedef struct {
     }
 #define ICLR_TOKENS 48318382080 // 45 Gi
 
-// ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview.
+// ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview, before Pro
+// blocks; its models of 760m also had QK norm in one variant (qk_norm=true). Of its recurrent models no rate is known.
 // clang-format off
 static const RecipeRow recipe_rows[] = {
     //  recipe            size     families                                tokens       head  peak lr  end
@@ -55,8 +56,8 @@ static const RecipeRow recipe_rows[] = {
     ROW(RECIPE_ANALYSIS,   "125m",  NULL,                                   2684354560,  0,    2e-3,    0),
     ROW(RECIPE_ANALYSIS,   "360m",  NULL,                                   7516192768,  0,    2e-3,    0),
     ROW(RECIPE_ANALYSIS,   "760m",  NULL,                                   16106127360, 0,    1e-3,    0),
-    ROW(RECIPE_SUBMISSION, "125m",  NULL,                                   2600000000,  0,    3e-3,    0.1),
-    ROW(RECIPE_SUBMISSION, "760m",  NULL,                                   16106127360, 128,  1.25e-3, 0.1),
+    ROW(RECIPE_SUBMISSION, "125m",  "fox-llama, transformer-llama",         2600000000,  0,    3e-3,    0.1),
+    ROW(RECIPE_SUBMISSION, "760m",  "fox-llama, transformer-llama",         16106127360, 128,  1.25e-3, 0.1),
     ROW(RECIPE_OWN,        "nano",  NULL,                                   2097152,     0,    2e-3,    0),
     ROW(RECIPE_OWN,        "micro", NULL,                                   209715200,   0,    2e-3,    0),
 };

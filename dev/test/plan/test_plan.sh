@@ -158,8 +158,8 @@ recipe() { # FILE HOURS OPTIONS...
 recipe longcrawl64.sh 2.9 fox-pro-125m --gpu H100 --micro-batch 2
 recipe longcrawl64.sh 76.2 fox-pro-760m --gpu H200
 recipe longcrawl64.sh 9.7 fox-pro-760m --gpu H200 --ranks 8
-for row in "2.8 fox-pro-125m --recipe submission" "20.2 fox-pro-360m" "76.6 fox-pro-760m" "9.8 fox-pro-760m --ranks 8" \
-    "76.5 fox-pro-760m --recipe submission" "9.8 fox-pro-760m --recipe submission --ranks 8" \
+for row in "2.8 fox-llama-125m --recipe submission" "20.2 fox-pro-360m" "76.6 fox-pro-760m" "9.8 fox-pro-760m --ranks 8" \
+    "76.4 fox-llama-760m --recipe submission" "9.7 fox-llama-760m --recipe submission --ranks 8" \
     "229.6 fox-pro-760m --recipe iclr" "29.3 fox-pro-760m --recipe iclr --ranks 8"; do
     recipe longcrawl64.sh $row --gpu H100
 done
@@ -174,7 +174,7 @@ memory() { # FILE TEXT OPTIONS...
 memory longcrawl64.sh 16 fox-pro-125m --micro-batch 2
 memory longcrawl64.sh 41 fox-pro-360m --micro-batch 2
 memory longcrawl64.sh "39 and 32" fox-pro-760m
-memory longcrawl64.sh "39 and 32" fox-pro-760m --recipe submission
+memory longcrawl64.sh "38 and 31" fox-llama-760m --recipe submission
 check "eight" plan --model fox-pro-760m --ranks 8 --gpu H100
 equals 32 "$(mib memory | awk '{ printf "%.0f", $1 / 1024 }')"
 memory gpu_quickstart.sh 16 fox-pro-125m --micro-batch 2 --batch-tokens 128Ki

@@ -42,19 +42,20 @@ recipes() {
 --model transformer-llama-760m --recipe iclr|48318382080|0.0005|iclr
 --model fox-pro-760m --recipe iclr --lr 1e-3 --set num_heads=12|48318382080|0.001|iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
 --model fox-pro-760m|16106127360|0.001|analysis
---model fox-pro-760m --recipe submission|16106127360|0.00125|submission
---model fox-pro-760m --recipe submission --lr-end 0|16106127360|0.00125|submission, changed: lr-end 0 (0.1)
---model fox-pro-125m --recipe submission --lr-schedule constant|2600000000|0.003|submission, changed: lr-schedule "constant" ("cosine"), lr-end 0 (0.1)
+--model fox-llama-760m --recipe submission|16106127360|0.00125|submission
+--model fox-llama-760m --recipe submission --lr-end 0|16106127360|0.00125|submission, changed: lr-end 0 (0.1)
+--model fox-llama-125m --recipe submission --lr-schedule constant|2600000000|0.003|submission, changed: lr-schedule "constant" ("cosine"), lr-end 0 (0.1)
 --model fox-pro-125m --recipe analysis --shuffle --json-escape|2684354560|0.002|analysis, changed: shuffle true (false)
 --model fox-pro-nano|2097152|0.002|the preset's
 --model fox-pro-nano --set document_reset=true --set pruning_rule=acp|2097152|0.002|the preset's, changed: pruning_rule "acp" ("ours"), document_reset true (false)
 --model deltanet-125m --set document_reset=true|2684354560|0.002|analysis, changed: document_reset true (false)
 END
-    check "heads of 128" run --model fox-pro-760m --recipe submission --dry-run config
+    check "heads of 128" run --model fox-llama-760m --recipe submission --dry-run config
     said '"num_heads": 12'
     said "schedule                    cosine to 0.1 of the peak"
-    check "a matrix state's" run --model deltanet-125m --recipe submission --dry-run config
-    said '"num_heads": 6'
+    for model in fox-pro-125m transformer-pro-760m deltanet-760m; do # it had LLaMA blocks
+        dies "--recipe submission: has no row for $model" run --model $model --recipe submission --dry-run
+    done
 
     # how often the data is read: 249 sequences of 16 tokens
     check "more tokens than there are" run --model fox-pro-nano --seq-len 16 --batch-tokens 64 --max-tokens 5976 --dry-run \
@@ -67,7 +68,7 @@ END
     said "data               cannot be used: 'none': no file matches"
 
     local small="$sizes --set vocab_size=257 --seq-len 16 --batch-tokens 64 --max-tokens 384 --warmup-tokens 64"
-    local published="--model fox-pro-125m --recipe submission"
+    local published="--model fox-llama-125m --recipe submission"
     rm -rf "$out"
     check "a run" run $published $small --data "$shards/text.bin" --out "$out" --max-steps 3
     said "recipe: submission, changed: shuffle true (false), seq-len 16 (16384), batch-tokens 64 (524288), max-tokens 384 (2600000000)"

@@ -65,10 +65,10 @@ while read -r model name tokens; do
     equals 1 "$(grep -c -e "--split train --tokens $tokens .*--source https://copy --columns 16384" "$scratch/data/longcrawl64.log")"
 done <<'END'
 fox-pro-125m analysis 2684354560
-fox-pro-125m submission 2600000000
+fox-llama-125m submission 2600000000
 transformer-pro-360m analysis 7516192768
 fox-llama-760m analysis 16106127360
-fox-pro-760m submission 16106127360
+fox-llama-760m submission 16106127360
 mamba2-760m iclr 48318382080
 transformer-llama-760m iclr 48318382080
 END
