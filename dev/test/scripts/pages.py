@@ -1,0 +1,47 @@
+"""Prints what is wrong with the pages, the tracked .md files: links to no file or to no heading. For test_pages.sh."""
+import re
+import subprocess
+from pathlib import Path
+
+PAGES = [Path(p) for p in subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True).stdout.split()]
+PAGES = [p for p in PAGES or [Path("README.md"), *Path("dev").glob("*.md")] if p.exists()]
+
+
+def prose(page):
+    """The page without its blocks of code, whose lines are empty here."""
+    fenced, lines = False, []
+    for line in page.read_text(encoding="utf-8").split("\n"):
+        fence = line.lstrip().startswith("```")
+        lines.append("" if fenced or fence else line)
+        fenced ^= fence
+    return "\n".join(lines)
+
+
+def anchors(page):
+    """Names of the page's headings, as GitHub makes them."""
+    names = []
+    for title in re.findall(r"(?m)^#{1,6} (.*)", prose(page)):
+        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+        names.append(name if name not in names else f"{name}-{names.count(name)}")
+    return names
+
+
+def broken_links(page):
+    text = prose(page)
+    for link in re.finditer(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text):
+        target = link[1] or link[2]
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        line = text.count("\n", 0, link.start()) + 1
+        if not file.exists():
+            yield f"{page}:{line}: {target}: no such file"
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            yield f"{page}:{line}: {target}: no such heading"
+
+
+for page in PAGES:
+    for message in broken_links(page):
+        print(message)
