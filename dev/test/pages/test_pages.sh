@@ -7,6 +7,6 @@ mkdir -p $scratch
 . dev/test/check.sh
 export OMP_NUM_THREADS=1
 
-check "links" python3 dev/test/scripts/pages.py
+check "links" python3 dev/test/pages/pages.py
 equals "" "$(cat $scratch/stdout)"
 report
