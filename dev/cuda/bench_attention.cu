@@ -284,7 +284,7 @@ static void bench_bands(void) {
     for (int64_t NH : {12, 24}) bench_band(16384, NH);
 }
 
-// Thread blocks of a kernel on a multiprocessor, where that has `percent` of its shared memory; -1: all
+// Thread blocks of a kernel on an SM, where that has `percent` of its shared memory; -1: all
 template <class F, class... Parameters>
 static int resident_blocks(void (*kernel)(Parameters...), int percent) {
     int blocks;
@@ -313,9 +313,9 @@ static void bench_tiles(int64_t T, int64_t NH) {
     x.forward(true, NULL);
     attention_delta((float*)x.scratch, x.dout, x.o, &x.shape, 0);
     int all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    printf("\nT %lld, %lld heads: tokens of a tile, shared memory of a multiprocessor, of a thread block of "
+    printf("\nT %lld, %lld heads: tokens of a tile, shared memory of an SM, of a thread block of "
            "dq and "
-           "dkv, their\nthread blocks a multiprocessor, milliseconds, TFLOP/s\n",
+           "dkv, their\nthread blocks an SM, milliseconds, TFLOP/s\n",
            (long long)T, (long long)NH);
     for (int percent : {-1, (100 << 10) * 100 / all}) bench_tile<64>(x, percent), bench_tile<32>(x, percent);
 }

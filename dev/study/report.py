@@ -192,7 +192,7 @@ class Report:
                 *self.again()]
 
     def again(self):
-        """Lines on the runs that ran once more, to see whether their results come out again."""
+        """Lines on the runs that were repeated, to see whether their results come out again."""
         for name in PAIR:
             noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(name)] or [math.nan])
             for line in self.lines:

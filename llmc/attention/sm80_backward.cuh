@@ -68,7 +68,7 @@ template <int DH, int TILE> struct Sm80Dq {
         AttentionGate<KEYS> gate[2]; // in it
     };
     static_assert(DH > 64 || TILE > 32 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
-                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
+                  "two thread blocks, each with its reserved KiB, fit an SM of sm_86, 89 and 120");
 };
 
 // Writes dq, and the row sums of ds to dcum_logf.
@@ -206,7 +206,7 @@ template <int DH, int TILE> struct Sm80Dkv {
         AttentionGate<QUERIES> gate[2]; // in the diagonal block
     };
     static_assert(DH > 64 || TILE > 32 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
-                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
+                  "two thread blocks, each with its reserved KiB, fit an SM of sm_86, 89 and 120");
 };
 
 // Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a

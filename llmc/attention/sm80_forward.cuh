@@ -25,7 +25,7 @@ template <int DH> struct Sm80Forward {
         };
     };
     static_assert(DH > 64 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
-                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
+                  "two thread blocks, each with its reserved KiB, fit an SM of sm_86, 89 and 120");
 };
 
 // One 16-byte load, as an instruction of its own so that it stays next to the mma that needs it.

@@ -4,7 +4,7 @@ keys and to those of block m - 1, and to no others.
 
 The kernels of sm90_forward.cuh and sm90_backward.cuh take tiles of 128: half of what they compute for such
 heads has no weight, and dq passes through memory in float. Here a thread block is one warpgroup, which walks
-along a strip of blocks of one head. Thread blocks on a multiprocessor hide each other's latencies.
+along a strip of blocks of one head. Thread blocks on an SM hide each other's latencies.
 
     forward     O_m = softmax(Q_m [K_m-1, K_m]^T) [V_m-1, V_m]; all of a row's scores are in registers
     backward    with the keys and values of block m - 1, then of block m:
@@ -18,7 +18,7 @@ for the next one, which is in flight. Thread 0 issues all TMA copies. Tiles of b
 longer needed hold results until they are stored. A strip reads the keys before its first block, and
 backward the queries behind its last one, a second time.
 
-What the other kernels need for the other heads is done in passing: the backward kernel clears their dq_sum
+What the other kernels need for the other heads is fused: the backward kernel clears their dq_sum
 and row_sum, the forward kernel the tile counter.
 
 Layouts are those of attention.cuh. The gate is described in shape.cuh; the anchor is a block's last token.
@@ -36,7 +36,7 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90HasBand {
 template <bool BACKWARD> struct Sm90Band {
     static constexpr int DH = 64, ROWS = ATTENTION_BAND, THREADS = 128, STAGES = 3;
     static constexpr int TILE = ROWS * DH;
-    static constexpr int RESIDENT = BACKWARD ? 2 : 3;           // thread blocks a multiprocessor
+    static constexpr int RESIDENT = BACKWARD ? 2 : 3;           // thread blocks an SM
     static constexpr int SHARED_KIB = 228 / RESIDENT - 1;       // the system takes one of each
     enum { K, V, Q, DOUT, TILES = BACKWARD ? DOUT + 1 : DOUT }; // of a stage
 
@@ -88,7 +88,7 @@ struct Sm90BandStrip {
 #if SM90_CODE
 
 // ----------------------------------------------------------------------------
-// what both passes share: the ring of stages, the tokens' gates, results on their way out
+// what both passes share: the ring of stages, the tokens' gates, results before they are stored
 
 // A thread has parts of two rows of its warp's 16, lane_row and lane_row + 8, of whatever the rows are.
 template <bool BACKWARD> struct Sm90BandWalk {

@@ -4,7 +4,7 @@ Forgetting attention forward on Hopper:
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
 Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. The
-first tile too: where another kernel holds multiprocessors (NCCL), blocks that start late find no long tiles
+first tile too: where another kernel holds SMs (NCCL), blocks that start late find no long tiles
 left for them, or none. Warp roles:
 
     warp 0       tma_producer: Q, K, V tiles  ->  shared memory (K and V: ring of 2 or 4 stages); one thread
@@ -518,7 +518,7 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
         sm90_band_forward(a, s, p.shape, p.tile_counter, stream);
     } else
         CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
-    // One thread block per multiprocessor, or per tile where there are fewer
+    // One thread block per SM, or per tile where there are fewer
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
     int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE, WINDOW>,

@@ -6,7 +6,7 @@ threads spin for some 10 ms before they sleep. Where another program runs on the
 of the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
 (OMP_WAIT_POLICY=passive) makes a step of a small model a third slower on idle cores, as a thread takes longer
 to wake than a region to run. A spin of half a millisecond is as good as the better of both (dev/SPEED.md).
-libgomp reads its length as it is loaded, so the program starts itself once more with it in the environment.
+libgomp reads its length as it is loaded, so the program starts itself again with it in the environment.
 
 **Number.** OpenMP takes a thread for every core that the process may run on, and knows nothing of the CPU
 quota of a container: the threads of a process that has used its quota stand still until the next period.

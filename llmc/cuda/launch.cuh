@@ -85,7 +85,7 @@ static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_
 
 // ----------------------------------------------------------------------------
 // a second stream beside the main one, for work that only later kernels of the main stream need: it runs on
-// multiprocessors that the ends of other kernels leave idle
+// SMs that the ends of other kernels leave idle
 //
 //     side_fork     what is queued on the side stream from now on waits for what is queued on the main one
 //     side_join     what is queued on the main stream from now on waits for what is queued on the side one

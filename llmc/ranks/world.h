@@ -332,7 +332,7 @@ static inline void world_close(World* w) {
     if (w->watching) {
         world_barrier(w);
         watch_set(&w->watch, &w->watch.closing);
-        // After this one nobody's watch reports any more. A rank that is lost here has passed the barrier
+        // After this one no watch reports any more. A rank that is lost here has passed the barrier
         // above.
         lost = world_gather(w, WORLD_CLOSE, NULL, NULL, 0);
         if (lost < 0) lost = world_spread(w, WORLD_CLOSE, NULL, 0);

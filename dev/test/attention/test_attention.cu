@@ -412,9 +412,9 @@ static void test_races(int64_t T, int64_t dh, int64_t window) {
 }
 
 // ----------------------------------------------------------------------------
-// beside a kernel that holds multiprocessors, as NCCL's kernels do
+// beside a kernel that holds SMs, as NCCL's kernels do
 
-// A thread block holds a multiprocessor, whose shared memory it takes, until flags[0] is set, or for
+// A thread block holds an SM, whose shared memory it takes, until flags[0] is set, or for
 // `least` + blockIdx.x `step` nanoseconds. flags[1 + blockIdx.x] is 1 once it runs, 2 if its time ran out.
 __global__ void occupy_kernel(volatile int* flags, uint64_t least, uint64_t step) {
     auto now = [] {
@@ -428,9 +428,9 @@ __global__ void occupy_kernel(volatile int* flags, uint64_t least, uint64_t step
     if (!flags[0]) flags[1 + blockIdx.x] = 2;
 }
 
-// The same bits where only `left` multiprocessors are free, so that most thread blocks start late: the others
+// The same bits where only `left` SMs are free, so that most thread blocks start late: the others
 // are held until attention has finished, or given back one by one while it runs. Nothing here waits for ever:
-// the multiprocessors are given back after 20 seconds, and the program ends after 60.
+// the SMs are given back after 20 seconds, and the program ends after 60.
 static void test_occupied(int64_t T, int64_t dh, int left, bool given_back) {
     Shape s = {1, T, 4, dh};
     Inputs in(s, true);
@@ -461,17 +461,15 @@ static void test_occupied(int64_t T, int64_t dh, int left, bool given_back) {
     b.queue(in, NULL);
     cudaError_t state = cudaErrorNotReady;
     while (state == cudaErrorNotReady && seconds_now() < deadline) state = cudaStreamQuery(0);
-    if (state == cudaErrorNotReady)
-        die("test_occupied: attention hangs where %d multiprocessors are free", left);
+    if (state == cudaErrorNotReady) die("test_occupied: attention hangs where %d SMs are free", left);
     CUDA_CHECK(state);
     bool still_held = none(2);
     flags[0] = 1;
     CUDA_CHECK(cudaDeviceSynchronize());
-    CHECK(started, "T %lld, dh %lld: could not hold %d multiprocessors", (long long)T, (long long)dh, held);
-    CHECK(given_back || still_held, "T %lld, dh %lld: attention waits for more than %d multiprocessors",
-          (long long)T, (long long)dh, left);
-    CHECK(same_results(a, b), "T %lld, dh %lld: other results on %d multiprocessors", (long long)T,
+    CHECK(started, "T %lld, dh %lld: could not hold %d SMs", (long long)T, (long long)dh, held);
+    CHECK(given_back || still_held, "T %lld, dh %lld: attention waits for more than %d SMs", (long long)T,
           (long long)dh, left);
+    CHECK(same_results(a, b), "T %lld, dh %lld: other results on %d SMs", (long long)T, (long long)dh, left);
     CUDA_CHECK(cudaStreamDestroy(stream));
     CUDA_CHECK(cudaFreeHost(mapped));
 }

@@ -8,7 +8,7 @@ CPU trainer:
     build/hf/bin/python dev/test/hf/test_hf.py [WORD]        # WORD: only the models whose name has it
 
 Every model of the fixtures (each family, and each switch flipped) is opened by AutoModelForCausalLM, and then
-once more as the trainer saves it after two steps, in its folder as it is. The tokenizers byte and gpt2 are those
+again as the trainer saves it after two steps, in its folder as it is. The tokenizers byte and gpt2 are those
 of checkpoints trained on shards of text_to_shards. One line each; exit code 1 if any fails.
 """
 import json
