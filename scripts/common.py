@@ -1,14 +1,17 @@
 """
-What all scripts share: errors in one line, files, optional packages, the statistics of paired runs. Standard library
-only.
+What all scripts share: command lines, errors in one line, files, optional packages, the statistics of paired runs.
+Standard library only.
 """
+import argparse
 import contextlib
+import difflib
 import errno
 import importlib
 import itertools
 import json
 import math
 import os
+import re
 import stat
 import statistics
 import sys
@@ -47,6 +50,33 @@ def run(main):
         sys.exit(1)
     except OSError as e:
         sys.exit(f"error: {f'{e.filename}: ' if e.filename else ''}{e.strerror or e}")
+
+
+class Parser(argparse.ArgumentParser):
+    """The command line of a script; doc is what its --help says. An error is one line and exit code 2."""
+
+    def __init__(self, doc):
+        super().__init__(description=doc, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def parse_args(self, args=None, namespace=None):
+        """Looks for mistyped options before those that are missing."""
+        for arg in sys.argv[1:] if args is None else args:
+            if arg == "--":
+                break
+            name = arg.partition("=")[0]
+            if re.fullmatch(r"-[^\d.\s]\S*", name) and name not in self._option_string_actions:
+                near = self.nearest(name)
+                self.error(f"{name}: no such option{f' (is {near} meant?)' if near else ''}; --help lists them")
+        return super().parse_args(args, namespace)
+
+    def nearest(self, name):
+        """The option whose name is like this one, or begins so. None: there is none."""
+        names = self._option_string_actions
+        near = difflib.get_close_matches(name, names, 1, 0.8) or [n for n in names if n.startswith(name)]
+        return near[0] if near else None
+
+    def error(self, message):
+        self.exit(2, f"error: {message}\n")
 
 
 def drop_stdout():

@@ -29,7 +29,6 @@ left out. So is a run whose log is damaged, and the exit code is then 1.
 A run that was resumed with other options has several configurations. It is named by all of them, as in "lr
 0.001 then 0.002 from step 512", unless what has changed is only how it is computed and measured.
 """
-import argparse
 import bisect
 import json
 import math
@@ -38,7 +37,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from common import MIN_PAIRS, NUMBER, BadLine, Error, log_line, package, paired, run
+from common import MIN_PAIRS, NUMBER, BadLine, Error, Parser, log_line, package, paired, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
@@ -540,7 +539,7 @@ def draw_eval(path, groups):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl")
     parser.add_argument("--eval", nargs="+", default=[], metavar="FILE.json", help="results of --eval")
     parser.add_argument("--maps", nargs="+", default=[], metavar="FILE.safetensors", help="files of --maps")

@@ -12,7 +12,6 @@ was sent: the next call goes on there. In TensorBoard, what a resumed run does a
 done. A damaged line is reported and passed over. Needs tensorboard or wandb (pip install -c
 scripts/requirements.txt tensorboard).
 """
-import argparse
 import calendar
 import hashlib
 import json
@@ -20,7 +19,7 @@ import os
 import sys
 import time
 
-from common import BadLine, log_line, package, run, write_file
+from common import BadLine, Parser, log_line, package, run, write_file
 
 NOT_SHOWN = {"event", "step", "eta_s", "ms", "waited_ms", "val_tokens", "ranks", "slowest_rank"}
 
@@ -136,7 +135,7 @@ class Follower:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl, or that will have it")
     parser.add_argument("--wandb", metavar="PROJECT", help="to this project of Weights & Biases")
     parser.add_argument("--once", action="store_true", help="end where the logs end now")

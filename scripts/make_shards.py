@@ -36,7 +36,7 @@ import sys
 import time
 import zlib
 
-from common import ROOT, Error, as_in_training, package, read_json, run
+from common import ROOT, Error, Parser, as_in_training, package, read_json, run
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
@@ -517,9 +517,7 @@ def count(text):
 
 
 def parse_arguments():
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = lambda message: sys.exit(f"error: {message}")
+    p = Parser(__doc__)
     add = p.add_argument
     add("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")
     add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a folder that has it")

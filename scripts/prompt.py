@@ -9,17 +9,15 @@ for bytes and for GPT-2's vocabulary. Here DIR/tokenizer.json makes the token id
 text of those that come back (`pip install -c scripts/requirements.txt tokenizers`). A text is printed when it
 is complete; the trainer stays for all lines of --prompt -.
 """
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "eval"))
-from fox import Error, Trainer, add_model_options, run  # noqa: E402
+from fox import Error, Parser, Trainer, add_model_options, run  # noqa: E402
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_model_options(parser)
     add = parser.add_argument_group("text").add_argument
     add("--prompt", default="", metavar="TEXT", help="text to continue; -: standard input, a line each")

@@ -41,12 +41,11 @@ import math
 import statistics
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import plan
 from plan import Error, read_json
-from common import log_line, run, write_file
+from common import Parser, log_line, run, write_file
 
 SPAN = 64  # steps
 BINS = 6  # bins of L(i) an octave
@@ -257,15 +256,14 @@ def text_of(result):
 
 
 def main():
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__.strip())
-        return
-    if len(sys.argv) != 4:
-        raise Error("usage: collect.py FOLDER CORPUS OUT.json")
-    result = collect(Path(sys.argv[1]), sys.argv[2])
-    text = text_of(result)
-    write_file(sys.argv[3], text)
-    print(f"{sys.argv[3]}: {len(text)} bytes")
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("corpus", metavar="CORPUS")
+    parser.add_argument("out", metavar="OUT.json")
+    options = parser.parse_args()
+    text = text_of(collect(options.folder, options.corpus))
+    write_file(options.out, text)
+    print(f"{options.out}: {len(text)} bytes")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import sys
 from plan import ROOT
 
 sys.path[:0] = [str(ROOT / "scripts/eval"), str(ROOT / "scripts/eval/tasks")]
-from fox import Error, add_model_options, run  # noqa: E402
+from fox import Error, Parser, add_model_options, run  # noqa: E402
 from make_shards import Writer  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers  # noqa: E402
 from zero_shot import HeldOut, scored  # noqa: E402
@@ -116,7 +116,7 @@ def score(options):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     ids = lambda text: [[int(i) for i in part.split(",")] for part in text.split("/")]
     add("what", choices=["data", "score"])

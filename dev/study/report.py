@@ -10,7 +10,6 @@ dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code.json alone
 What has not run says `no run yet`. The same results give the same bytes. Pictures need matplotlib; without it they
 stay as they are.
 """
-import argparse
 import collections
 import importlib.util
 import math
@@ -23,7 +22,7 @@ import from_scratch
 import paper_code
 import pictures
 import plan
-from common import paired, run, write_file
+from common import Parser, paired, run, write_file
 from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
                       cell_of, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
                       mean_share, reach_ratio, rms, table)
@@ -381,7 +380,7 @@ def fill(page, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--add", type=Path, metavar="FOLDER")
     parser.add_argument("--results", type=Path, default=plan.RESULTS, metavar="FILE")
     parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")

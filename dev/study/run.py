@@ -17,7 +17,6 @@ run that did not finish is redone. Exit code: 0 if nothing failed, also if runs 
 The corpus decides which runs are chosen: those of `short` need that of short documents, all others the one of long
 documents. Runs of a task need no corpus: their data are drawn into WORK.
 """
-import argparse
 import fnmatch
 import json
 import os
@@ -32,7 +31,7 @@ from pathlib import Path
 
 import plan
 from plan import HERE, ROOT, Error
-from common import run
+from common import Parser, run
 
 WATCH = 10  # seconds between two looks at who uses a GPU
 GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
@@ -41,8 +40,7 @@ TASKS = {"copy": (), "conflict": ("--stale", "1,4"), "corrupted": ()}  # of zero
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.error = lambda message: sys.exit(f"error: {message}")
+    p = Parser(__doc__)
     add = p.add_argument
     add("names", nargs="*", metavar="NAME")
     add("--minutes", type=float, required=True)

@@ -42,19 +42,16 @@ of training (seq_len in DIR/trainer.json). In transformers 4 add_bos_token does 
 tokenizer has no template to put it in; there, also give tokenizer=COPY, a folder with a tokenizer.json that
 has one (with_end_of_text of the same test).
 """
-import argparse
 import json
 import sys
 
-from fox import Error, Tokenizer, Trainer, add_model_options, cut_at, pip_install, run
+from fox import Error, Parser, Tokenizer, Trainer, add_model_options, cut_at, pip_install, run
 
 LONGBENCH_TOKENS = 15500  # of a prompt
 
 
 def options_parser():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
+    parser = Parser(__doc__)
     add_model_options(parser)
     parser.add_argument("--longbench", type=int, nargs="?", const=LONGBENCH_TOKENS, metavar="N",
                         help="LongBench as in the paper, prompts of at most N tokens (15500)")
@@ -148,12 +145,19 @@ def cut_middle(tokenizer, text, most):
 
 
 def main():
-    ours, theirs = options_parser().parse_known_args()
+    parser = options_parser()
+    ours, theirs = parser.parse_known_args()
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}
     sys.argv = ["lm_eval", "run", "--model", "fox", "--model_args", json.dumps(arguments), *theirs]
     try:
         cli_evaluate()
+    except SystemExit as e:
+        names = [word.partition("=")[0] for word in theirs if word.startswith("--")]
+        for name in names if e.code == 2 else []:  # perhaps lm_eval does not know it either
+            if near := parser.nearest(name):
+                print(f"note: {name}: is {near} meant?", file=sys.stderr)
+        raise
     except ValueError as e:
         if not str(e).startswith(("Tasks not found", "No tasks specified")):
             raise

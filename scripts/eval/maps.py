@@ -27,12 +27,11 @@ and of each head H of layer L that can be drawn
 where `L.H` is written as numbers, such as `3.11`. A head has largest and key, or attention, or all.
 llmc/eval/maps.h writes it.
 """
-import argparse
 import json
 import math
 import re
 
-from fox import Error, check_writable, package, run, write_file
+from fox import Error, Parser, check_writable, package, run, write_file
 
 GRID = 200  # cells of a side of F, at most
 DOTS = 80  # the same of attention: few enough that one place is seen
@@ -153,7 +152,7 @@ def finite(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("file", metavar="FILE.safetensors")
     parser.add_argument("--out", metavar="FILE.svg", help="F and attention of some heads")
     parser.add_argument("--head", action="append", metavar="LAYER.HEAD", help="a head to draw; several times")

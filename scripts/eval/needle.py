@@ -24,13 +24,12 @@ where the question is longer than the 200 tokens that the paper reserves, as in 
 
 --out keeps every sample. Started again, the script computes only what is missing there, and draws.
 """
-import argparse
 import itertools
 import random
 from collections import namedtuple
 from pathlib import Path
 
-from fox import Error, Tokenizer, add_model_options, run
+from fox import Error, Parser, Tokenizer, add_model_options, run
 from samples import Samples, add_sample_options, mean_and_error, mean_text, numbers, training_length
 
 RESERVED = 200  # tokens of a prompt for the question and the answer, at least
@@ -206,8 +205,7 @@ def draw(path, scores, lengths, depths, train_length):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_model_options(parser)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")

@@ -11,12 +11,11 @@ their distance takes every value up to the whole document. Keys and numbers are 
 before says the answer. `data/text_to_shards --doc-len T` makes a training sequence of each document, so that
 a needle and its question are in the same one.
 """
-import argparse
 import random
 import re
 from pathlib import Path
 
-from fox import Error, run
+from fox import Error, Parser, run
 from needle import ask, random_pairs, read_text, state, text_files
 
 
@@ -36,8 +35,7 @@ def make_document(text, rng, needles):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")
     add("--out", required=True, metavar="DIR", help="new folder: a file a document")

@@ -13,12 +13,11 @@ The band of L(i) is its standard error: of the held-out sequences, where the fil
 (loss_error), and of the seeds, added in squares. Models evaluated on the same sequences share most of the
 former: their differences are surer than the bands. The band of P(l) is the lowest and the highest seed.
 """
-import argparse
 import itertools
 import math
 import statistics
 
-from fox import Error, named_files, read_json, run
+from fox import Error, Parser, named_files, read_json, run
 
 FIRST = 128
 WINDOW = 101
@@ -106,7 +105,7 @@ def draw(path, groups, train_lengths, window=WINDOW):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("files", nargs="+", metavar="[NAME=]FILE", help="several of one NAME are seeds")
     parser.add_argument("--out", default="positions.svg", metavar="FILE")
     parser.add_argument("--window", type=int, default=WINDOW, metavar="N", help="positions averaged (101)")

@@ -8,12 +8,11 @@ Writes samples of recall.py as data shards with a mask: only the values that are
 
 A document is a sample of --seq-len tokens. The output follows from the options alone. Needs numpy.
 """
-import argparse
 import collections
 import concurrent.futures
 import os
 
-from fox import Error, package, run
+from fox import Error, Parser, package, run
 from make_shards import Writer, count
 
 import recall
@@ -28,8 +27,7 @@ def span(text):
 
 
 def parse_arguments():
-    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     add = p.add_argument
     add("task", choices=["mqar", "overwritten"])
     add("--seq-len", type=count, required=True, metavar="T", help="tokens of a sample, even")

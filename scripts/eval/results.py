@@ -8,10 +8,9 @@ A file is a result of lm-evaluation-harness, of --eval, of needle.py or of a scr
 all results of the harness below it. A name may have several; of a task that is measured twice the file given last counts.
 Values are followed by their standard errors. Accuracies are in percent.
 """
-import argparse
 import math
 
-from fox import Error, named_files, read_json, run
+from fox import Error, Parser, named_files, read_json, run
 from needle import mean_and_error
 from positions import perplexities, refuse_masked
 
@@ -176,8 +175,7 @@ def print_synthetic(models):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("files", nargs="+", metavar="[NAME=]PATH", help="a result or a folder of results")
     models = {}
     for name, path in named_files(parser.parse_args().files):

@@ -4,13 +4,12 @@ number), some requests, and a grade, which makes a result, {measure: value}, of 
 
 A file keeps every sample. What is there is not asked again, so a measurement that was cut off goes on.
 """
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
 
-from fox import Error, Trainer, add_model_options, check_writable, read_json, recorded_option, write_file
+from fox import Error, Parser, Trainer, add_model_options, check_writable, read_json, recorded_option, write_file
 
 CHUNK = 1 << 22  # tokens of requests in memory, about
 LONGEST = 1 << 16  # tokens that the trainer takes in a request without --seq-len
@@ -198,7 +197,7 @@ def numbers(text):
 
 def task_parser(doc, tasks):
     """The command line TASK --init DIR .. of a script that has several tasks; doc is its --help."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(doc)
     parser.add_argument("task", choices=tasks)
     add_model_options(parser)
     return parser

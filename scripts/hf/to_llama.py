@@ -10,7 +10,6 @@ one. The two models are the same function: Llama too rotates the pairs of channe
 the rows of gate_proj [2I, d] as two matrices. So only names change: the data stays as it is, byte for byte.
 Needs nothing but Python 3.9.
 """
-import argparse
 import json
 import math
 import shutil
@@ -19,7 +18,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Error, checkpoint  # noqa: E402
+from common import Error, Parser, checkpoint  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -149,7 +148,7 @@ def convert(folder, out, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="a checkpoint, or a run, whose newest one it is")
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--length", metavar="T", type=int, help="of its sequences [that in trainer.json]")

@@ -9,7 +9,6 @@ is the folder of a run that has ended. The best one has the lowest held-out loss
 run has none the lowest training loss, a mean of the last 5% of the steps; of equal ones the lowest rate is the best.
 Prints `next: LR ...`, or `chosen: LR` and the losses, which FILE.json then has, too.
 """
-import argparse
 import json
 import math
 import statistics
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from common import Error, run, write_file  # noqa: E402
+from common import Error, Parser, run, write_file  # noqa: E402
 from compare import Log  # noqa: E402
 
 LOWEST, HIGHEST = -27, 9  # 1e-9 to 1e3, the trainer's largest
@@ -78,7 +77,7 @@ def search(start, losses):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("start", metavar="START", help="1, 2 or 5 times a power of ten")
     parser.add_argument("--out", required=True, metavar="FILE.json", help="written once the rate is chosen")
     parser.add_argument("runs", nargs="*", metavar="LR=RUN", help="folders of runs, or `diverged`")

@@ -8,14 +8,13 @@ A line of standard input is a name, the paper's perplexity or -, and the model. 
 the end of training, of contexts as long as those in training: means over seeds, and their standard deviation. Of a
 row's learning rates the one that most seeds were trained at counts, of equal ones that with the lowest loss.
 """
-import argparse
 import math
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from common import BadLine, run  # noqa: E402
+from common import BadLine, Parser, run  # noqa: E402
 from compare import Log, markdown, spread  # noqa: E402
 
 
@@ -44,7 +43,7 @@ def row(out, name, paper):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("out", metavar="OUT", help="the folder of the runs")
     out = parser.parse_args().out
     rows = [row(out, *line.split()[:2]) for line in sys.stdin if line.strip()]

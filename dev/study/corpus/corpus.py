@@ -40,7 +40,7 @@ import doc_text
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
-from common import Error, run, write_file  # noqa: E402
+from common import Error, Parser, run, write_file  # noqa: E402
 
 D, HELD_EACH, HELD, TRAIN = 65536, 4, 256, 4096  # tokens; documents: of a held-out package, of all, for training
 ROW, ROWS, HELD_ROWS, INTACT_EACH = 16384, 8192, 128, 8  # of short documents: tokens, rows of the streams; documents
@@ -321,20 +321,24 @@ def shards(packages, folder, prefix):
 
 
 def main():
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__.strip())
-        return
+    parser = Parser(__doc__)
+    parser.add_argument("what", choices=["select", "shards"])
+    parser.add_argument("packages", metavar="PACKAGES.txt")
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("prefix", metavar="PREFIX", type=Path, nargs="?", help="shards: of the files to write")
+    options = parser.parse_args()
+    if (options.what == "shards") != (options.prefix is not None):
+        raise Error("shards: PREFIX is missing" if options.what == "shards" else "select: takes no PREFIX")
     info = sys.hash_info
     if (info.width, info.algorithm, info.cutoff) != (64, "siphash13", 0):
         raise Error("another hash() than that of 64-bit Python 3.11 and later, which the corpus was made with")
     if os.environ.get("PYTHONHASHSEED") != "0":  # hash() decides which shingles are kept
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
-    if len(sys.argv) == 4 and sys.argv[1] == "select":
-        select(read_packages(sys.argv[2]), Path(sys.argv[3]))
-    elif len(sys.argv) == 5 and sys.argv[1] == "shards":
-        shards(read_packages(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    packages = read_packages(options.packages)
+    if options.what == "select":
+        select(packages, options.folder)
     else:
-        raise Error("usage: corpus.py select PACKAGES.txt FOLDER | shards PACKAGES.txt FOLDER PREFIX")
+        shards(packages, options.folder, options.prefix)
 
 
 if __name__ == "__main__":

@@ -220,12 +220,15 @@ END
     options 2
 }
 
-# -h and --help of every script, outside of the repository: print its opening comment, and nothing is made or called
+# -h and --help of every script, outside of the repository: print its opening comment, and nothing is made or called. A
+# mistyped option of one in Python is answered with the nearest name, though what the script needs is missing too
 helps() {
     mkdir -p $scratch/elsewhere
     for program in make curl apt-get mpirun ssh; do fake $scratch/none/$program "exit 9"; done
     PATH="$root/$scratch/none:$PATH" python3 - $scratch/elsewhere <<'END' >$scratch/stdout || fail "no help: $(cat $scratch/stdout)"
-import ast, os, pathlib, subprocess, sys
+import ast, os, pathlib, re, subprocess, sys
+def run(*command):
+    return subprocess.run(command, cwd=sys.argv[1], stdin=subprocess.DEVNULL, capture_output=True, text=True)
 bad = 0
 for folder in ".ci", "data", "dev", "scripts":
     for script in sorted(pathlib.Path(folder).rglob("*")):
@@ -238,12 +241,20 @@ for folder in ".ci", "data", "dev", "scripts":
             lines = text.splitlines()[1:]
             end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
             comment = "\n".join(line[1:].removeprefix(" ") for line in lines[:end])
-        for option in ["--help"] if "argparse" in text else ["-h", "--help"]:
-            r = subprocess.run([script.resolve(), option], cwd=sys.argv[1], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        for option in ["--help"] if "Parser(" in text else ["-h", "--help"]:
+            r = run(script.resolve(), option)
             shown = comment in r.stdout if script.suffix == ".py" else comment == r.stdout.strip()
             if r.returncode or r.stderr or not shown or os.listdir(sys.argv[1]):
                 bad += 1
                 print(f"{script} {option}: exit code {r.returncode}: {r.stderr[-200:] or r.stdout[:200]}")
+        if script.suffix != ".py" or folder == "dev" and "study" not in script.parts or script.name == "harness.py": # of lm_eval
+            continue
+        name = (re.findall(r"^  (?:-h, )?(--[a-z-]+)", r.stdout, re.M) or ["--help"])[-1]
+        typo = name[:4] + "q" + name[4:]
+        r = run(script.resolve(), typo + "=1")
+        if (r.returncode, r.stderr) != (2, f"error: {typo}: no such option (is {name} meant?); --help lists them\n"):
+            bad += 1
+            print(f"{script} {typo}: exit code {r.returncode}: {r.stderr[-300:]}")
 sys.exit(bad > 0)
 END
     equals "" "$(cat $scratch/stdout)"

@@ -14,7 +14,6 @@ logprob, the log-probability of the whole answer, is the measure; it rises as so
 Errors are standard errors over samples. --out keeps every sample; started again, the script computes only what is
 missing there.
 """
-import argparse
 import itertools
 import math
 import random
@@ -23,7 +22,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, Tokenizer, add_model_options, run  # noqa: E402
+from fox import Error, Parser, Tokenizer, add_model_options, run  # noqa: E402
 from needle import read_text, text_files  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers, training_length  # noqa: E402
 
@@ -141,8 +140,7 @@ class Ruler:
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_model_options(parser)
     add = parser.add_argument
     add("--tasks", metavar="NAME,...", default=",".join(TASKS), help="of " + ", ".join(TASKS) + " (all)")
