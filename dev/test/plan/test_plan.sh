@@ -185,7 +185,7 @@ memory sweep/ablations.sh 24 fox-pro-360m
 # The page's example is what it prints
 check "the page's example" plan --model fox-pro-125m --micro-batch 2 --gpu H100
 sed '/^$/,$d' $scratch/stdout >$scratch/printed
-sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/TRAINING.md |
+sed -n '/^\$ .*--dry-run --model fox-pro-125m --micro-batch 2 --gpu H100$/,/^```/p' dev/SCALE.md |
     sed '1d; /^\.\.\.$/,$d' >$scratch/page
 same $scratch/page $scratch/printed
 
