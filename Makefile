@@ -359,7 +359,7 @@ cuda-check: cuda-check-tests $(HF_MODELING) ## compile the CUDA programs, withou
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)
 
 bench: train_fox ## time a training step of fox-pro-nano against PyTorch eager (PYTHON=a python with torch)
-	dev/bench_cpu.sh
+	dev/reference/bench_cpu.sh
 
 fixtures: ## regenerate dev/test/fixtures/model (PYTHON=a python with torch, numpy, safetensors)
 	$(PYTHON) dev/reference/make_fixtures.py

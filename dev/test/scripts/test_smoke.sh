@@ -93,8 +93,8 @@ scripts/eval/tasks/zero_shot.py in dev/test/tasks/test_zero_shot.py
 scripts/hf/to_llama.py       run python3 scripts/hf/to_llama.py --help
 data/corpus.sh               run data/corpus.sh $scratch/corpus
 data/source_corpus.sh        run sh -n data/source_corpus.sh
-dev/bench_cpu.sh             here
-dev/bench_cpu.py             torch $python dev/bench_cpu.py --steps 1 --batch 1 --attention naive
+dev/reference/bench_cpu.sh             here
+dev/reference/bench_cpu.py             torch $python dev/reference/bench_cpu.py --steps 1 --batch 1 --attention naive
 dev/identical.sh             all dev/identical.sh $scratch/corpus_train_000000.bin ./train_fox ./train_fox
 dev/structure.py             in dev/test/test_structure.sh
 dev/cuda/bench_forgetting.py run python3 dev/cuda/bench_forgetting.py --help
@@ -278,14 +278,14 @@ bench() {
 *version*) echo "PyTorch 9.9" ;;
 *json*) exec python3 "$@" ;;
 esac'
-    check "make bench" env PYTHON=$scratch/python THREADS=1 BATCH=1 STEPS=1 dev/bench_cpu.sh
+    check "make bench" env PYTHON=$scratch/python THREADS=1 BATCH=1 STEPS=1 dev/reference/bench_cpu.sh
     said "PyTorch 9.9 on 1 threads"
     equals 2 "$(grep -c 'train_fox / PyTorch  *[0-9.]*x  *0.00x' $scratch/stdout)"
     mv $scratch/stdout $scratch/bench
     check "plausible numbers: $(grep '^train_fox' $scratch/bench)" awk '$1 == "train_fox" && NF == 3 {
         ok = $2 > 100 && $2 < 1e6 && $3 > 10 && $3 < 10000 }
         END { exit !ok }' $scratch/bench
-    [ ! "$torch" ] || check "make bench" env PYTHON=$python THREADS=1 BATCH=1 STEPS=1 dev/bench_cpu.sh
+    [ ! "$torch" ] || check "make bench" env PYTHON=$python THREADS=1 BATCH=1 STEPS=1 dev/reference/bench_cpu.sh
 }
 
 targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')

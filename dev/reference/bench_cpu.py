@@ -1,24 +1,21 @@
 """
 CPU baseline: speed and memory of a float32 training step (forward, backward, clipping, AdamW) of fox-pro-nano
-in eager PyTorch, with the model of reference/fox.py and a faster attention. Called by bench_cpu.sh. Prints a
+in eager PyTorch, with the model of fox.py and a faster attention. Called by bench_cpu.sh. Prints a
 line of JSON: median step time, tokens per second, and peak memory of the process, including import_rss_mib
 for PyTorch.
 
-    python dev/bench_cpu.py --threads 1 --batch 4
+    python dev/reference/bench_cpu.py --threads 1 --batch 4
 """
 import argparse
 import json
 import math
 import resource
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parent / "reference"))
 import fox
 
 T, V = 512, 257

@@ -2,8 +2,8 @@
 # Compares a training step of fox-pro-nano with the same model in eager float32 PyTorch (bench_cpu.py), with
 # the same batch and number of threads. Prints PyTorch's version, tokens per second, peak memory and their ratios.
 #
-#     dev/bench_cpu.sh        environment: PYTHON (with torch), THREADS, BATCH, STEPS
-. "$(dirname "$0")/../scripts/shell/help.sh"
+#     dev/reference/bench_cpu.sh        environment: PYTHON (with torch), THREADS, BATCH, STEPS
+. "$(dirname "$0")/../../scripts/shell/help.sh"
 set -eu
 python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=${STEPS:-10}
 
@@ -27,7 +27,7 @@ echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)') on $th
 printf '%-28s %10s %10s\n' "$threads threads, batch $batch" tokens/s MiB
 printf '%-28s %10.0f %10.0f\n' train_fox $ours
 for attention in flash softmax; do
-    report=$("$python" dev/bench_cpu.py --threads "$threads" --batch "$batch" --steps "$steps" --attention $attention)
+    report=$("$python" dev/reference/bench_cpu.py --threads "$threads" --batch "$batch" --steps "$steps" --attention $attention)
     theirs=$(echo "$report" |
         "$python" -c 'import json, sys; r = json.load(sys.stdin); print(r["tokens_per_s"], r["peak_rss_mib"])')
     printf '%-28s %10.0f %10.0f\n' "PyTorch eager, $attention" $theirs
