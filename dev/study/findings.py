@@ -8,6 +8,7 @@ import math
 import statistics
 
 import from_scratch
+import lead
 import plan
 from common import paired
 from measures import (LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within,
@@ -45,9 +46,8 @@ def require(found):
 
 
 def pairs(report, suffix=""):
-    """[(fox-pro, transformer-pro)] of the seeds that have both, or of their repeats."""
-    found = [[report.results.get(f"{name}_{s}{suffix}") for name in PAIR] for s in SEEDS]
-    return require([pair for pair in found if all(pair)])
+    """As lead.pairs."""
+    return require(lead.pairs(report, suffix))
 
 
 def differences(report, measure):
@@ -56,11 +56,8 @@ def differences(report, measure):
 
 
 def last_losses(report):
-    """(contexts, last_targets, [(fox-pro's, transformer-pro's)]): the mean loss of the last targets behind each context."""
-    found = [[r["eval"].get("documents") for r in pair] for pair in pairs(report)]
-    found = require([pair for pair in found if all(pair)])
-    means = [[[statistics.fmean(column) for column in zip(*d["last_loss"])] for d in pair] for pair in found]
-    return found[0][0]["contexts"], found[0][0]["last_targets"], means
+    """As lead.last_losses."""
+    return require(lead.last_losses(report))
 
 
 def at_points(report, task, **at):
@@ -104,8 +101,8 @@ def rates(report):
     return (f"**Learning rates,** one seed. {FOX} is best at {first} and {second}, which differ by "
             f"{losses[FOX][second] - losses[FOX][first]:.4f} nats, two runs of one command by {noise:.4f} (rms); {OTHER} at "
             f"{best[OTHER][0]}. The rate of the paper's repository for small models, {RECIPE}, costs {cost[0]:.3f} and "
-            f"{cost[1]:.3f} nats here; a step has an eighth of its tokens. {FOX} minus {OTHER} at the same rate: {leads}. "
-            f"On another seed: {again_on(report, losses)}.")
+            f"{cost[1]:.3f} nats here; a step has an eighth of its tokens. {FOX} minus {OTHER} at the same rate: {leads} ([other "
+            f"measures](#where-the-lead-is)). On another seed: {again_on(report, losses)}.")
 
 
 def again_on(report, losses):
@@ -178,10 +175,13 @@ def by_context(report):
     inside = require([k for k, context in enumerate(contexts) if context + targets <= TRAINED])
     at = {k: [f[k] - t[k] for f, t in means] for k in inside}
     growth = [last - first for first, last in zip(at[inside[0]], at[inside[-1]])]
+    spans = {last: differences for _, last, _, differences in lead.octaves(report)}
+    where = "".join(f"; {statistics.fmean(spans[last]):+.3f} at positions {last // 2 + 1:,} to {last:,}"
+                    for last in (8, 64, 1024, TRAINED) if last in spans)
     return ("**Lead and context,** within the training length. Difference of the loss of the same targets behind "
             f"{' and '.join(f'{contexts[k]:,}' for k in inside)} tokens: "
             f"{' and '.join(f'{statistics.fmean(at[k]):+.3f}' for k in inside)} nats; what the longer context adds to it: "
-            f"{verdict(growth)}.")
+            f"{verdict(growth)}{where} ([all octaves](#where-the-lead-is)).")
 
 
 def by_step(report):
@@ -191,8 +191,12 @@ def by_step(report):
     found = [[(loss(f, step), loss(t, step)) for f, t in both] for step in steps]
     require(all(None not in losses for row in found for losses in row))
     means = ", ".join(f"{statistics.fmean(f - t for f, t in row):+.3f}" for row in found)
+    quarters = lead.early(report)
+    ratios = ", ".join(f"{require(lead.ratio(both, step, 'step')):.2f}" for step in quarters)
     return ("**Lead and length of training.** Difference of the validation loss after "
-            f"{', '.join(f'{step:,}' for step in steps)} steps: {means}. What a longer run leaves of it was not measured.")
+            f"{', '.join(f'{step:,}' for step in steps)} steps: {means}. To the losses "
+            f"that {OTHER} has after {', '.join(f'{step:,}' for step in quarters)} steps {FOX} takes {ratios} times as many. What a "
+            "longer run leaves of either was not measured.")
 
 
 def near(report):
@@ -219,23 +223,21 @@ def far(report):
         gap, *needles[gap][0], verdict(needles[gap][1], "points", 1))
     return (f"**Recall beyond the training length.** The loss of a copy {TRAINED:,} tokens later, just beyond it, falls by "
             "{:.2f} and {:.2f} nats ".format(*copy[0]) + f"({verdict(copy[1])}). Needles after tuning: "
-            f"{show(TRAINED)}; {show(63488)}.")
+            f"{show(TRAINED)}; {show(63488)}. Cut to its training length {OTHER} would see nothing of these.")
 
 
 def losses(report):
     within, beyond = (statistics.fmean(differences(report, loss)) for loss in (loss_within, loss_beyond))
     return (f"**Loss,** {FOX} minus {OTHER}: {within:+.3f} nats within the training length, {beyond:+.3f} from there to "
-            f"{LONGEST:,} tokens ([whether this is claimed](#primary-comparisons)).")
+            f"{LONGEST:,} tokens ([whether this is claimed, and beside a Transformer that is cut](#primary-comparisons)).")
 
 
 def hours(report):
     both = require([pair for pair in pairs(report, "_repeat") if reach_ratio(*pair) is not None])
     mean = lambda ratios: math.exp(statistics.fmean(require(ratios)))
     time, steps = (mean([reach_ratio(*pair, by) for pair in both]) for by in ("hours", "step"))
-    moments = both[0][1]["validations"]
-    early = [moments[len(moments) * k // 4 - 1]["step"] for k in (1, 2, 3)]
-    at_loss_of = lambda f, t, step: reach_ratio(f, t, "hours", next(v["loss"] for v in t["validations"] if v["step"] == step))
-    before = [mean([at_loss_of(f, t, step) for f, t in both]) for step in early]
+    early = lead.early(report)[:-1]
+    before = [require(lead.ratio(both, step, "hours")) for step in early]
     gpus = " and ".join(sorted({gpu_of(f) for f, _ in both}))
     return (f"**GPU-hours.** To the same validation loss {FOX} takes {time:.2f} times the GPU-hours of {OTHER} "
             f"([whether this is claimed](#primary-comparisons)): {steps:.2f} times the steps, each {time / steps:.2f} times as "
@@ -250,7 +252,7 @@ def beyond(report):
     fox, other = (statistics.fmean(pair[k][-1] - pair[k][-2] for pair in means) for k in range(2))
     return (f"**A context longer than in training.** From {contexts[-2]:,} to {contexts[-1]:,} tokens in front of the same "
             f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE with base "
-            "500,000, and nothing done to extend it).")
+            f"500,000, and nothing done to extend it). The lead of {FOX}: {require(lead.cut_sentence(report))}.")
 
 
 def beside(report, models):

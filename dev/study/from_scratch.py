@@ -5,8 +5,8 @@ have not.
 import math
 
 import plan
+from measures import NONE, table
 
-NONE = "no run yet"
 LEARNED = 1  # percent right; chance is 0.02
 REACHED = 0.5, 0.9  # shares of right answers whose step is shown
 
@@ -26,22 +26,42 @@ def lines_of(task, lines):
 
 def rows_of_task(task, lines, results, data):
     """Titles; steps to each share of REACHED, last loss, and accuracy, also on each data set TASK_*, in percent, of each
-    run. results: also those that diverged."""
+    run that has learned something. results: also those that diverged."""
     names = [*plan.tests_of(task, data)]
     rows = [("run", "lr", "seed", *(f"step of {share:.0%}" for share in REACHED), "loss, nats", "at the end",
              *(name.removeprefix(f"{task}_").replace("_", ", ") for name in names))]
     mine = lines_of(task, lines)
     for line in mine:
         r = results.get(line.name)
+        if r and stays_below(r, names):
+            continue
         if r and "diverged" in r:
             rows.append((line.name, plan.rate_of(line), plan.option(line, "--seed"), "diverged", *[""] * (len(rows[0]) - 4)))
         elif r:
             rows.append((line.name, f"{r['lr']:g}", r["seed"], *(first_step(r["validations"], s) for s in REACHED),
                          f"{r['val_loss']:.3f}", percent(r["validations"][-1]["accuracy"]),
                          *(percent(r["tests"].get(name, {}).get("accuracy")) for name in names)))
-    if left := len(mine) + 1 - len(rows):
+    if left := sum(line.name not in results for line in mine):
         rows.append((f"{left} runs", NONE, *[""] * (len(rows[0]) - 2)))
     return rows
+
+
+def stays_below(result, names):
+    """Has a run, and it did not diverge, less than LEARNED right at the end and on all of these tests?"""
+    if "diverged" in result:
+        return False
+    shares = [result["validations"][-1]["accuracy"], *(result["tests"].get(name, {}).get("accuracy") for name in names)]
+    return all(share is not None and 100 * share < LEARNED for share in shares)
+
+
+def lines_of_task(task, lines, results, data):
+    """The table of rows_of_task; below it the runs that have learned nothing."""
+    names = [*plan.tests_of(task, data)]
+    below = [line.name for line in lines_of(task, lines) if line.name in results and stays_below(results[line.name], names)]
+    losses = [results[name]["val_loss"] for name in below]
+    return [*table(*rows_of_task(task, lines, results, data)),
+            *(["", f"Below {LEARNED}% right everywhere, last loss {min(losses):.3f} to {max(losses):.3f} nats: {', '.join(below)}."]
+              if below else [])]
 
 
 def rows_of_keys(task, lines, results, tests):
@@ -90,6 +110,88 @@ def rows_of_gates(task, lines, results, data):
                      f"{max(moved):.2f}" if moved else "", f"{max(added):.2f}" if added else "",
                      f"{learned[0]['lr'] * steps / 2:.2f}" if learned else ""))
     return rows
+
+
+class Gates:
+    """The runs of a task whose gates begin alike, gate-TASK-BLOCK-plain or -T16, and what the rules say that were registered
+    before them: STUDY.md, the second study. results: also of those that diverged."""
+
+    def __init__(self, task, lines, results):
+        self.groups, self.results = {}, results
+        for line in lines_of(task, lines):
+            block, _, start = line.name.removeprefix(f"{task}-").rpartition("_")[0].rpartition("-")
+            self.groups.setdefault(block, {}).setdefault(start, []).append(line)
+
+    def runs(self, block, start):
+        """(those that are there, how many are not)."""
+        lines = self.groups[block].get(start, [])
+        found = [self.results[line.name] for line in lines if line.name in self.results]
+        return found, len(lines) - len(found)
+
+    @staticmethod
+    def learned(run):
+        return "diverged" not in run and first_step(run["validations"], REACHED[-1]) != "never"
+
+    def delay(self, block):
+        """Is plain gates' failure only a delay? Yes where at least two seeds have learned it, no where none has."""
+        found, left = self.runs(block, "plain")
+        count = sum(map(self.learned, found))
+        verdict = "yes" if count > 1 else f"open, after {left} more run{'s' * (left > 1)}" if left else "open" if count else "no"
+        return f"{block}: {verdict} ({count} of {len(found)} seeds)"
+
+    def enough(self, block):
+        """The smallest T at which all seeds have learned it."""
+        lengths, waits = sorted((start for start in self.groups[block] if start[0] == "T"), key=lambda start: int(start[1:])), []
+        for start in lengths:
+            found, left = self.runs(block, start)
+            if left and all(map(self.learned, found)):
+                waits.append(f"{int(start[1:]):,}")
+            elif found and not left and all(map(self.learned, found)):
+                open_ = f", or {', '.join(waits)}, whose runs are not all there" if waits else ""
+                return f"{block}: {int(start[1:]):,} tokens{open_}"
+        return f"{block}: {'open' if waits else 'none of them'}"
+
+    def gates(self, block, start):
+        """[(bias at the end, mean of w_f a)] of the heads of the runs that have learned it."""
+        return [(bias, mean) for run in self.runs(block, start)[0] if self.learned(run) and run.get("gates")
+                for biases, means in zip(run["gates"]["bias"], run["gates"]["mean"])
+                for bias, mean in zip(biases, means) if bias is not None and mean is not None]
+
+    def moved(self):
+        """[(how far a bias has moved at most, the sum of the learning rates)] of each group of runs that have ended."""
+        rows = []
+        for block, starts in self.groups.items():
+            for start, lines in starts.items():
+                runs = [run for run in self.runs(block, start)[0] if run.get("gates")]
+                far = [abs(x - start_of(lines[0])) for run in runs for layer in run["gates"]["bias"] for x in layer if x is not None]
+                if far:
+                    rows.append((max(far), runs[0]["lr"] * runs[0]["steps"] / 2))
+        return rows
+
+    def owed(self, block):
+        """To what the longest gate of the plain runs that have learned it owes its length; "": there are none."""
+        gates = self.gates(block, "plain")
+        if not gates:
+            return ""
+        bias, mean = max(gates, key=sum)
+        return f"{block} {'`w_f a`' if mean > bias else 'its bias'} (bias {bias:+.2f}, mean of `w_f a` {mean:+.2f})"
+
+
+def gates_found(lines, results):
+    """What the registered rules say, a line of Markdown a question."""
+    mqar, over = (Gates(task, lines, results) for task in ("gate-mqar", "gate-over"))
+    moved = mqar.moved() + over.moved()
+    beyond = [far for far, most in moved if far > most]
+    owed = [text for block in mqar.groups if (text := mqar.owed(block))]
+    lengths = [*(f"MQAR, {mqar.enough(block)}" for block in mqar.groups),
+               *(f"overwritten keys, {over.enough(block)}" for block in over.groups)]
+    why = "not refuted: no bias has moved further than the sum of the rates" if moved else f"open: {NONE}"
+    if beyond:
+        why = f"refuted: a bias has moved by {max(beyond):.2f}, further than the sum of the rates"
+    return [f"1. **Is plain gates' failure only a delay?** {'; '.join(map(mqar.delay, mqar.groups))}.",
+            f"2. **Which length is enough?** {'; '.join(lengths)}.",
+            f"3. **Why?** The hypothesis is {why}." + (f" The longest gate of plain runs that have learned MQAR owes its length to: "
+                                                      f"{'; '.join(owed)}." if owed else "")]
 
 
 def best_runs(group, lines, results):

@@ -64,8 +64,8 @@ def reached(result, loss, by):
 
 def reach_ratio(fox, transformer, by="hours", loss=None):
     """log of the ratio of what two runs take until a validation loss, by itself the last one that both reach; None: their
-    times are not comparable, or one never reaches it."""
-    if not comparable(fox, transformer):
+    times are to be compared and cannot be, or one never reaches it."""
+    if by == "hours" and not comparable(fox, transformer):
         return None
     loss = loss or max(r["validations"][-1]["loss"] for r in (fox, transformer))
     both = [reached(r, loss, by) for r in (fox, transformer)]
@@ -128,6 +128,13 @@ def table(*rows):
     """Rows of cells, the first the titles."""
     lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def collapsed(rows, column):
+    """Rows whose cell in a column is NONE become one."""
+    there = [row for row in rows if row[column] != NONE]
+    left = len(rows) - len(there)
+    return [*there, (f"{left} more", *[""] * (column - 1), NONE, *[""] * (len(rows[0]) - column - 1))] if left else there
 
 
 def cell_of(values):

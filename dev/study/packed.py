@@ -91,10 +91,8 @@ class Packed:
             rows.append((f"{begin + 1:,} to {end:,}" if end > begin + 1 else end, f"{targets:,}",
                          f"{statistics.fmean(o[PAIR[1], ''] for o in of):.3f}",
                          *(error_of(values) for values in (*gains, [a - b for a, b in zip(*gains)]))))
-        picture = ["![gain by walls, and the lead of fox-pro, by token of the document](pictures/study/packed.svg)", ""]
-        return (picture if found else []) + table(
-            ("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
-             "the first minus the second"), *rows)
+        return table(("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
+                      "the first minus the second"), *rows)
 
     def table_packed_runs(self):
         rows = []

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import findings
 import from_scratch
+import lead
 import paper_code
 import pictures
 import plan
 from common import Parser, paired, run, write_file
 from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
-                      cell_of, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
+                      cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
                       mean_share, reach_ratio, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
@@ -57,6 +58,7 @@ class Report:
                 plan.check(line, self.with_diverged[line.name], lines, self.with_diverged)
         self.lines = [line for line in lines if plan.corpus_of(line) == "long"]
         self.results = {line.name: results[line.name] for line in self.lines if line.name in results}
+        self.lead = lead.Lead(self)
 
     def seeds(self, name, seeds=SEEDS):
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
@@ -68,6 +70,8 @@ class Report:
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
         diverged = [f"{name} ({r['diverged']})" for name, r in self.with_diverged.items() if "diverged" in r]
         shared = [name for name, r in self.all_results.items() if not alone(r)]
+        tasks = sum(name not in self.results for name in shared)
+        shared = [name for name in shared if name in self.results] + [f"{tasks} runs of tasks"] * (tasks > 0)
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 f"training steps. {edges} of the runs are needed only where the best learning rate lies at an edge."
@@ -144,7 +148,9 @@ class Report:
         for (row, _), p in zip(tested, adjusted):
             row[5] = f"{p:.2g}"
             row[6] = "no claim" if p >= 0.05 else "fox-pro" if row[2][0] == "-" else "transformer-pro"
-        return table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows)
+        beside = lead.cut_sentence(self)
+        return [*table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows),
+                *(["", f"Beside the second: {beside} (exploratory)."] if beside else [])]
 
     def row_of(self, name, r):
         bits = r["eval"]["loss_mean"] / math.log(2) * self.tokens / self.bytes
@@ -160,7 +166,7 @@ class Report:
                 (line.name, plan.rate_of(line), plan.option(line, "--seed"),
                  self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 8)
                 for line in self.lines if line.measures != "edge" or line.name in self.results]
-        return table(("run", *COLUMNS), *rows)
+        return table(("run", *COLUMNS), *collapsed(rows, 3))
 
     def best_of(self, group):
         """The run of the best learning rate of lr_GROUP_*; None: not known yet."""
@@ -170,7 +176,7 @@ class Report:
     def table_families(self):
         rows = [(group, *self.row_of(group, r)[1:]) if (r := self.best_of(group)) else (group, NONE, *[""] * (len(COLUMNS) - 1))
                 for group in self.groups()]
-        return table(("model", *COLUMNS), *rows)
+        return table(("model", *COLUMNS), *collapsed(rows, 1))
 
     def repeats(self, name):
         """[(run, its repeat)] of one of the main pair, over seeds."""
@@ -238,7 +244,11 @@ class Report:
         rows.insert(len(PAIR), (" minus ".join(PAIR), len(both), *cells(both, *PAIR, sign="+")))
         found = (r["eval"]["documents"]["contexts"] for r in self.seeds(PAIR[0]) if "documents" in r["eval"])
         titles = next(found, (1024, 4096, 16384, 63488))
-        return table(("", "seeds", *(f"{c:,}" for c in titles)), *rows)
+        if found := lead.cut(self):
+            context, _, left, _ = found
+            before = [""] * (len(titles) - 1)
+            rows.insert(len(PAIR) + 1, (f"the same, transformer-pro behind {context:,}", len(left), *before, error_of(left)))
+        return table(("", "seeds", *(f"{c:,}" for c in titles)), *collapsed(rows, 2))
 
     def table_pruning(self):
         rows = []
@@ -256,7 +266,7 @@ class Report:
                            for rule in ("pruned_share", "pruned_share_acp"))]
             rows.append((name, len(runs), *cells))
         return table(("", "seeds", "loss with minus without pruning, 1e-6 nats", "largest", "speed with to without",
-                      "blocks pruned, T = 65,536", "of one document, T = 16,384", "by ACP's rule"), *rows)
+                      "blocks pruned, T = 65,536", "of one document, T = 16,384", "by ACP's rule"), *collapsed(rows, 2))
 
     def both(self, name, base):
         """The runs of two models, [(run, run)] by seed."""
@@ -280,7 +290,7 @@ class Report:
                 speeds = [speed for pair in runs if (speed := self.speed(*pair))]
                 cells.append(f"{statistics.fmean(speeds):.2f} ({len(speeds)})" if speeds else "")
             rows.append((f"{name} minus {base}", len(runs), *cells))
-        return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times (pairs)"), *rows)
+        return table(("", "seeds", "validation", "1 to 16K", "16K to 64K", "speed, times (pairs)"), *collapsed(rows, 2))
 
     def variants(self):
         """[(name, base)] of what differs from one of the pair in one thing."""
@@ -345,12 +355,13 @@ class Report:
         return table(titles, *(rows or [(NONE, *[""] * (len(titles) - 1))]))
 
     def table_mqar(self):
-        drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)
-        picture = ["![accuracy of MQAR by step and by pairs](pictures/study/mqar.svg)", ""] if drawn else []
-        return picture + table(*from_scratch.rows_of_task("mqar", self.all_lines, self.with_diverged, self.data))
+        return from_scratch.lines_of_task("mqar", self.all_lines, self.with_diverged, self.data)
 
     def table_mqar_fresh(self):
-        return table(*from_scratch.rows_of_task("mqar-fresh", self.all_lines, self.with_diverged, self.data))
+        return from_scratch.lines_of_task("mqar-fresh", self.all_lines, self.with_diverged, self.data)
+
+    def table_gates_found(self):
+        return from_scratch.gates_found(self.all_lines, self.with_diverged)
 
     def table_gates_mqar(self):
         return table(*from_scratch.rows_of_gates("gate-mqar", self.all_lines, self.with_diverged, self.data))
@@ -359,7 +370,7 @@ class Report:
         return table(*from_scratch.rows_of_gates("gate-over", self.all_lines, self.with_diverged, self.data))
 
     def table_overwritten(self):
-        return table(*from_scratch.rows_of_task("over", self.all_lines, self.with_diverged, self.data))
+        return from_scratch.lines_of_task("over", self.all_lines, self.with_diverged, self.data)
 
     def table_overwritten_keys(self):
         return table(*from_scratch.rows_of_keys("over", self.all_lines, self.all_results, self.tests))
@@ -372,7 +383,7 @@ class Report:
 def fill(page, report):
     def replace(match):
         name = f"table_{match[1]}"
-        make = getattr(report, name, None) or getattr(report.packed, name, None)
+        make = next((found for of in (report, report.packed, report.lead) if (found := getattr(of, name, None))), None)
         if not make:
             raise Error(f"no table is called {match[1]}")
         return "\n".join([f"<!-- table {match[1]} -->", *make(), "<!-- end -->"])
