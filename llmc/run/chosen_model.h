@@ -3,8 +3,10 @@ The model that --model, --recipe, --init and --set describe. Called by run.h.
 */
 #pragma once
 
-#include "../config/config_file.h"
+#include <glob.h>
 #include "../checkpoint/out.h"
+#include "../config/config_file.h"
+#include "../tokens/shard.h"
 #include "command/options.h"
 
 // Is there what a model is read from?
@@ -78,9 +80,44 @@ static inline void model_set(Config* c, const Options* o) {
     }
 }
 
-// The model that the options describe, and the recipe that it trains with. of_init: the config of --init, or
-// NULL to read it.
-static inline Config model_choose(const Options* o, const Config* of_init, Recipe* recipe) {
+// Does --set give the key?
+static inline bool model_sets(const Options* o, const char* key) {
+    const size_t n = strlen(key);
+    for (int i = 0; i < o->set.count; i++)
+        if (strncmp(o->set.items[i], key, n) == 0 && o->set.items[i][n] == '=') return true;
+    return false;
+}
+
+// The vocabulary of the first shard of a list of patterns; 0: unknown. Errors are reported where the data is
+// opened.
+static inline int64_t model_data_vocabulary(const char* patterns) {
+    Error ignored;
+    char pattern[PATH_LENGTH];
+    glob_t files;
+    ShardHeader h;
+    h.vocab_size = 0;
+    if (!patterns) return 0;
+    memset(&files, 0, sizeof files);
+    snprintf(pattern, sizeof pattern, "%.*s", (int)strcspn(patterns, ","), patterns);
+    if (glob(pattern, 0, NULL, &files) == 0 && !shard_read_header(files.gl_pathv[0], &h, &ignored))
+        h.vocab_size = 0;
+    globfree(&files);
+    return h.vocab_size;
+}
+
+// Completes a preset's model: the token that begins and ends texts is the last one of the data, for which the
+// model may have more rows than needed (50,304 for GPT-2's 50,257), or of the model where the data does not
+// tell; in a run that is `resumed` (else NULL) that of its checkpoint.
+static inline void model_complete(Config* c, const Options* o, const Config* resumed) {
+    const int64_t V = resumed ? 0 : model_data_vocabulary(o->data);
+    const int64_t end = (V > 0 && V < c->vocab_size ? V : c->vocab_size) - 1;
+    if (c->bos_token_id < 0) c->bos_token_id = resumed ? resumed->bos_token_id : end;
+    if (c->eos_token_id < 0) c->eos_token_id = resumed ? resumed->eos_token_id : end;
+}
+
+// The model that the options describe, and the recipe that it trains with. known: the config of --init, or of
+// the checkpoint from which a run resumes; NULL: that of --init is read.
+static inline Config model_choose(const Options* o, const Config* known, Recipe* recipe) {
     Error err;
     Config c;
     if (o->model && o->init) die("--model and --init both name a model: give one of them");
@@ -88,8 +125,8 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
         die("--recipe %s: trains a preset: give it with --model, without --init",
             recipe_name((RecipeName)o->recipe));
     if (o->init) {
-        if (of_init)
-            c = *of_init;
+        if (known)
+            c = *known;
         else if (!config_read(&c, o->init, &err))
             die("%s", err.msg);
         *recipe = config_nearest_recipe(&c);
@@ -99,12 +136,10 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
                 o->out);
         if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
         if (!config_preset_recipe(&c, recipe, o->model, (RecipeName)o->recipe, &err)) die("%s", err.msg);
-        c.bos_token_id = c.eos_token_id =
-            -1; // unless set, the last id of the vocabulary, whose size --set may change
+        c.bos_token_id = c.eos_token_id = -1; // unless set
     }
     model_set(&c, o);
-    if (!o->init && c.bos_token_id < 0) c.bos_token_id = c.vocab_size - 1;
-    if (!o->init && c.eos_token_id < 0) c.eos_token_id = c.vocab_size - 1;
+    if (!o->init) model_complete(&c, o, known);
     model_check_gate_keys(o, &c);
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;

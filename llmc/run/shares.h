@@ -16,10 +16,14 @@ static inline DataShare run_share(const Run* run, int64_t micro_batches) {
     return data_share(micro_batches, run->micro_batch, run->world->rank / N, run->world->size / N);
 }
 
-// Warns of data whose vocabulary does not have the model's end of text: it was encoded for another model.
+// Warns of data that was encoded for another model: its vocabulary does not have the model's end of text, or, where
+// that is the data's own (model_complete), much less than the model's.
 static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
+    enum { PADDING = 128 }; // rows that are added for the sake of GEMMs
     const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
-    if (V == 0 || end < V || run->world->rank != 0) return;
+    const bool own = !run_resumed(run) && !run->options.init && !model_sets(&run->options, "eos_token_id");
+    const bool fits = end < V && (!own || run->config.vocab_size < V + PADDING);
+    if (V == 0 || fits || run->world->rank != 0) return;
     warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
          "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
          "bos_token_id and eos_token_id, unless its last token ends texts)",

@@ -506,10 +506,16 @@ texts() {
     for dry in "" --dry-run; do
         rm -rf "$out"
         check "bytes in a model of GPT-2's vocabulary" train_on text --set vocab_size=50257 --set hidden_size=8 --max-steps 1 $dry
-        said "text.bin': has a vocabulary of 257 tokens, the model one of 50257 with end of text at 50256: the model will not" stderr
+        said "text.bin': has a vocabulary of 257 tokens, the model one of 50257 with end of text at 256: the model will not" stderr
     done
-    check "more rows than tokens, on purpose" train_on text --set vocab_size=300 --set eos_token_id=256 --max-steps 1
-    equals 0 "$(grep -c "has a vocabulary" "$scratch/stderr")"
+    for end in "--set eos_token_id=256" ""; do # the data's own
+        rm -rf "$out"
+        check "more rows than tokens $end" train_on text --set vocab_size=300 $end --max-steps 1
+        equals 0 "$(grep -c "has a vocabulary" "$scratch/stderr")"
+        check "ends texts with the data's last token" grep -q '"eos_token_id": 256' "$out/step_00000001/config.json"
+    done
+    check "begins them with it" grep -q '"bos_token_id": 256' "$out/step_00000001/config.json"
+    check "resumed with the same options" train_on text --set vocab_size=300 --resume --max-steps 2
 }
 
 # schedule RATES OPTION...: six steps of 64 tokens, stopped after the third and resumed, have these learning rates
