@@ -1,10 +1,15 @@
-"""Prints what is wrong with the pages, the tracked .md files: links to no file or to no heading. For test_pages.sh."""
+"""Prints what is wrong with the pages, the tracked .md files, for test_pages.sh: links to no file or to no heading, and more
+words than a person reads. Words are those of `wc -w`, so that the bars of a table count."""
 import re
 import subprocess
 from pathlib import Path
 
 PAGES = [Path(p) for p in subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True).stdout.split()]
 PAGES = [p for p in PAGES or [Path("README.md"), *Path("dev").glob("*.md")] if p.exists()]
+
+WORDS = 53000
+README = Path("README.md")
+FIRST_SCREEN, README_LINES, PARAGRAPH_WORDS = 42, 180, 90
 
 
 def prose(page):
@@ -42,6 +47,20 @@ def broken_links(page):
             yield f"{page}:{line}: {target}: no such heading"
 
 
-for page in PAGES:
-    for message in broken_links(page):
-        print(message)
+def sizes():
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES)
+    if words > WORDS:
+        yield f"the pages have {words} words, at most {WORDS}"
+    lines = README.read_text(encoding="utf-8").split("\n")[:-1]
+    first = next((i for i, line in enumerate(lines) if line.startswith("## ")), len(lines))
+    for what, count, most in ("README.md", len(lines), README_LINES), ("its first screen", first, FIRST_SCREEN):
+        if count > most:
+            yield f"{what} has {count} lines, at most {most}"
+    for paragraph in re.split(r"\n\s*\n|\n(?=- )", prose(README)):
+        words = len(paragraph.split())
+        if words > PARAGRAPH_WORDS and not paragraph.startswith(("|", "    ")):
+            yield f"README.md: a paragraph of {words} words, at most {PARAGRAPH_WORDS}: {paragraph.strip()[:60]}"
+
+
+for message in [*(m for page in PAGES for m in broken_links(page)), *sizes()]:
+    print(message)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The pages: their links lead somewhere, and the README's commands run, on the CPU, on data and a checkpoint of a moment.
+# The pages: their links lead somewhere, they are short (pages.py has the numbers), and the README's commands run on a CPU,
+# on data and a checkpoint made for them.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=build/test/pages
 rm -rf $scratch
@@ -7,7 +8,7 @@ mkdir -p $scratch/data
 . dev/test/check.sh
 export OMP_NUM_THREADS=1
 
-check "links" python3 dev/test/pages/pages.py
+check "links and sizes" python3 dev/test/pages/pages.py
 equals "" "$(cat $scratch/stdout)"
 
 for name in $(grep -oE '\b(scripts|dev|data)/[a-zA-Z0-9_/]+\.(sh|py|cu|md)\b' README.md); do
