@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import statistics
 import sys
@@ -308,6 +309,23 @@ def write_file(path, data):
         if new:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(new)
+
+
+@contextlib.contextmanager
+def new_folder(path):
+    """A folder to fill, which gets its name when it is complete. An error leaves nothing of it."""
+    path = Path(path)
+    if os.path.lexists(path):
+        raise Error(f"{path}: exists already")
+    part = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        part.rename(path)
+    except OSError as e:
+        raise Error(f"{path}: cannot write: {e.strerror}")
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def named_files(arguments):

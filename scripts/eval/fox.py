@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import (ROOT, Error, Parser, as_in_training, check_writable, checkpoint, named_files,  # noqa: E402,F401
-                    package, pip_install, read_json, run, write_file)  # fmt: skip
+                    new_folder, package, pip_install, read_json, run, write_file)  # fmt: skip
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 

@@ -13,9 +13,8 @@ a needle and its question are in the same one.
 """
 import random
 import re
-from pathlib import Path
 
-from fox import Error, Parser, run
+from fox import Error, Parser, new_folder, run
 from needle import ask, random_pairs, read_text, state, text_files
 
 
@@ -49,17 +48,13 @@ def main():
     text = "".join(read_text(path) for path in text_files(options.haystack))
     if len(text) < options.length:
         raise Error(f"{options.haystack}: has {len(text)} characters, fewer than --length")
-    out = Path(options.out)
-    try:
-        out.mkdir(parents=True)
+    with new_folder(options.out) as out:
         for i in range(options.documents):
             rng = random.Random(f"{options.seed} {i}")
             begin = rng.randrange(len(text) - options.length + 1)
             piece = text[begin:begin + options.length]
             document = make_document(piece, rng, max(1, options.length // options.every))
             (out / f"{i:06d}.txt").write_text(document, encoding="utf-8")
-    except OSError as e:
-        raise Error(f"{options.out}: {e.strerror}")
 
 
 if __name__ == "__main__":

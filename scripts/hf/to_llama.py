@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Error, Parser, checkpoint  # noqa: E402
+from common import Error, Parser, checkpoint, new_folder, run  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -135,16 +135,16 @@ def convert(folder, out, length):
     dtype = dict(F32="float32", BF16="bfloat16", F16="float16", F64="float64")[
         headers[files[0]][0][found[0]]["dtype"]]
     new = {file: rename(folder / file, *headers[file], names) for file in files}
-    out.mkdir(parents=True)  # checked before: everything but the disk
-    for file in files:
-        copy(folder / file, out / file, new[file], headers[file][1])
-    if sharded:
-        where = {name: file for file in files for name in new[file] if name != "__metadata__"}
-        (out / INDEX).write_text(json.dumps(dict(metadata={}, weight_map=where), indent=2) + "\n")
-    for name in TOKENIZER:
-        if (folder / name).exists():
-            shutil.copy(folder / name, out)
-    (out / "config.json").write_text(json.dumps(llama_config(config, length, dtype), indent=2) + "\n")
+    with new_folder(out) as part:  # checked before: everything but the disk
+        for file in files:
+            copy(folder / file, part / file, new[file], headers[file][1])
+        if sharded:
+            where = {name: file for file in files for name in new[file] if name != "__metadata__"}
+            (part / INDEX).write_text(json.dumps(dict(metadata={}, weight_map=where), indent=2) + "\n")
+        for name in TOKENIZER:
+            if (folder / name).exists():
+                shutil.copy(folder / name, part)
+        (part / "config.json").write_text(json.dumps(llama_config(config, length, dtype), indent=2) + "\n")
 
 
 def main():
@@ -154,17 +154,13 @@ def main():
     parser.add_argument("--length", metavar="T", type=int, help="of its sequences [that in trainer.json]")
     args = parser.parse_args()
     try:
-        if args.out.exists():
-            raise ValueError(f"{args.out}: exists already")
         args.folder = Path(checkpoint(args.folder))
         convert(args.folder, args.out, args.length)
-    except Error as problem:
-        sys.exit(f"error: {problem}")
     except (OSError, ValueError) as problem:
-        sys.exit(f"error: {args.folder}: {problem}")
+        raise Error(f"{args.folder}: {problem}")
     except (KeyError, TypeError, AttributeError) as problem:
-        sys.exit(f"error: {args.folder}: a key is missing or has a value of another type: {problem}")
+        raise Error(f"{args.folder}: a key is missing or has a value of another type: {problem}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

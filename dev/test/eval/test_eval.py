@@ -359,7 +359,14 @@ class TestNeedle(Case):
                              "".join(needle.read_text(p) for p in needle.text_files(self.hay)), True)
         self.assertGreater(min(distances), 0)
         self.assertGreater(max(distances), 1000)
-        self.dies("File exists", "needle_text.py", *arguments, "--out", self.tmp / "text")
+        self.dies("text: exists already", "needle_text.py", *arguments, "--out", self.tmp / "text")
+        before = sorted(self.tmp.iterdir())
+        mocked = mock.patch.object(Path, "write_text", side_effect=[5, OSError(28, "No space left on device")])
+        with mocked, self.assertRaisesRegex(fox.Error, "full: cannot write: No space left"):
+            with fox.new_folder(self.tmp / "full") as part:
+                for name in "ab":
+                    (part / name).write_text("text")
+        self.assertEqual(sorted(self.tmp.iterdir()), before)
         arguments[-3] = 10**6
         self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new")
 
