@@ -1053,9 +1053,9 @@ static Model* trainer_open(Run* run) {
     int64_t B = run_infers(run) ? (int64_t)EXTEND_ROWS : run->micro_batch, T = run->options.seq_len;
     bool train = run_has_gradients(run);
     if (!run_infers(run) && plan.recompute < 0)
-        die("%lld sequence%s of %lld tokens do not fit into the %.1f GiB that are free on %s: %s%s",
-            (long long)B, plural(B, "s"), (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
-            plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
+        die("a micro-batch of %s of %s does not fit into the %.1f GiB that are free on %s: %s%s",
+            counted(B, "sequence").text, counted(T, "token").text, (double)plan.free_bytes / (1 << 30),
+            device->name, plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
     const int64_t Tn = run_infers(run) ? 1 : sequence_tokens(&run->group, T); // of the rank
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads =

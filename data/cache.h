@@ -52,7 +52,7 @@ static inline bool cache_write(const char* path, const void* data, size_t bytes,
 static inline char* cache_read(const char* path, size_t max_bytes, size_t* bytes, Error* err) {
     struct stat st;
     if (stat(path, &st) == 0 && (size_t)st.st_size > max_bytes) {
-        fail(err, "%s: has %lld bytes, a chunk at most %zu", path, (long long)st.st_size, max_bytes);
+        fail(err, "%s: has %s, a chunk at most %zu", path, counted(st.st_size, "byte").text, max_bytes);
         return NULL;
     }
     return read_file(path, bytes, err);

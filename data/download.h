@@ -133,7 +133,8 @@ static inline size_t download_receive(char* data, size_t size, size_t count, voi
     Downloader* d = (Downloader*)user;
     size_t n = size * count;
     if (n > d->max_bytes - d->bytes) {
-        snprintf(d->problem, sizeof d->problem, "larger than the limit of %zu bytes", d->max_bytes);
+        snprintf(d->problem, sizeof d->problem, "larger than the limit of %s",
+                 counted((int64_t)d->max_bytes, "byte").text);
         return 0;
     }
     if (d->bytes + n > d->capacity) {
@@ -210,9 +211,10 @@ static inline bool download_verify(const Downloader* d, Error* err) {
     curl_off_t announced = -1;
     curl_easy_getinfo(d->curl, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &announced);
     if (announced >= 0 && (size_t)announced != d->bytes)
-        return fail(err, "received %zu of %lld bytes", d->bytes, (long long)announced);
+        return fail(err, "received %zu of %s", d->bytes, counted(announced, "byte").text);
     if (d->linked_size >= 0 && (size_t)d->linked_size != d->bytes)
-        return fail(err, "received %zu bytes, the file has %lld", d->bytes, (long long)d->linked_size);
+        return fail(err, "received %s, the file has %lld", counted((int64_t)d->bytes, "byte").text,
+                    (long long)d->linked_size);
     if (!d->linked_sha256[0]) return true;
     return sha256_check(d->data, d->bytes, d->linked_sha256, "the file has", err);
 }
@@ -276,8 +278,8 @@ static inline bool download(Downloader* d, const char* url, size_t max_bytes, Do
         if (tried >= d->tries || stop_asked(d->stop))
             return fail(err, "%s: %s (tries: %d)", url, why.msg, tried);
         if (tried == 2 && __sync_bool_compare_and_swap(&download_slow, 0, 1))
-            warn("%s: %s; a download is tried up to %d times, with pauses of up to %.0f s", url, why.msg,
-                 d->tries, DOWNLOAD_MAX_PAUSE);
+            warn("%s: %s; a download is tried up to %s, with pauses of up to %.0f s", url, why.msg,
+                 counted(d->tries, "time").text, DOWNLOAD_MAX_PAUSE);
         curl_off_t asked = 0;
         curl_easy_getinfo(d->curl, CURLINFO_RETRY_AFTER, &asked);
         double wait = (double)asked > pause ? (double)asked : pause;

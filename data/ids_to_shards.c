@@ -111,8 +111,9 @@ static bool convert(Job* job, Error* err) {
         if (o->pack && !pack_end(&job->packers[split], err)) return false;
         if (!shard_writer_close(&job->writers[split], err)) return false;
         if (job->documents[split] > 0 && job->writers[split].total == 0)
-            return fail(err, "the %s split has no %s of %lld tokens; lower %s", shard_splits[split],
-                        o->pack ? "row" : "document", (long long)job->row, o->pack ? "--pack" : "--doc-len");
+            return fail(err, "the %s split has no %s of %s; lower %s", shard_splits[split],
+                        o->pack ? "row" : "document", counted(job->row, "token").text,
+                        o->pack ? "--pack" : "--doc-len");
     }
     if (job->writers[SHARD_TRAIN].total == 0) return fail(err, "the training split has no document");
     if (job->tokenizer && !shard_tokenizer_write(o->out, shard_splits[SHARD_TRAIN], job->tokenizer, err))
@@ -164,12 +165,11 @@ int main(int argc, char** argv) {
         const int64_t tokens = job.writers[split].total, shards = job.writers[split].index;
         const int64_t documents = o.doc_len ? tokens / o.doc_len : job.documents[split];
         if (documents)
-            printf("%s: %lld document%s, %lld tokens, %lld shard%s\n", shard_splits[split],
-                   (long long)documents, plural(documents, "s"), (long long)tokens, (long long)shards,
-                   plural(shards, "s"));
+            printf("%s: %s, %s, %s\n", shard_splits[split], counted(documents, "document").text,
+                   counted(tokens, "token").text, counted(shards, "shard").text);
     }
     if (o.pack) pack_print(job.packers);
-    if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);
+    if (job.dropped) printf("dropped %s at the ends of documents\n", counted(job.dropped, "token").text);
     free(job.ids);
     free(job.tokenizer);
     return check_printed();

@@ -244,21 +244,21 @@ static bool count_documents(Work* w, Error* err) {
     const Options* o = w->options;
     const int64_t D = o->columns, rows = w->array.rows;
     if (D > w->array.columns)
-        return fail(err, "--columns %lld: a document of %s.zarr has %lld tokens", (long long)D, o->split,
-                    (long long)w->array.columns);
+        return fail(err, "--columns %lld: a document of %s.zarr has %s", (long long)D, o->split,
+                    counted(w->array.columns, "token").text);
     w->documents = (o->tokens - 1) / D + 1;
     if (w->documents <= rows) return true;
-    return fail(err, "--tokens %lld: requires %lld documents of %lld, but %s.zarr has %lld (%lld tokens)",
-                (long long)o->tokens, (long long)w->documents, (long long)D, o->split, (long long)rows,
-                (long long)(rows * D));
+    return fail(err, "--tokens %lld: requires %s of %lld, but %s.zarr has %lld (%s)", (long long)o->tokens,
+                counted(w->documents, "document").text, (long long)D, o->split, (long long)rows,
+                counted(rows * D, "token").text);
 }
 
 static int print_plan(Work* w) {
     Error err;
     const int64_t D = w->options->columns;
     if (!open_source(w, &err) || !count_documents(w, &err)) die("%s", err.msg);
-    printf("%s: %lld documents of %lld tokens, %lld tokens, %.1f GB\n", w->options->split,
-           (long long)w->documents, (long long)D, (long long)(w->documents * D),
+    printf("%s: %s of %s, %s, %.1f GB\n", w->options->split, counted(w->documents, "document").text,
+           counted(D, "token").text, counted(w->documents * D, "token").text,
            2e-9 * (double)(w->documents * D));
     return check_printed();
 }
@@ -293,12 +293,12 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     if (h.masked)
         return fail(err, "%s: has a mask, unlike LongCrawl64; remove this file or choose another --out",
                     path);
-    int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
-    if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
+    const int64_t D = w->options->columns, n = shard_documents(w, s) * D;
+    if (h.doc_len != D || h.tokens != n || h.vocab_size != VOCAB_SIZE)
         return fail(err,
-                    "%s: has %lld tokens in documents of %lld, but this command writes %lld in documents "
-                    "of %lld; remove this file or choose another --out",
-                    path, (long long)h.tokens, (long long)h.doc_len, (long long)tokens, (long long)D);
+                    "%s: has %s in documents of %lld, but this command writes %lld in documents of %lld; "
+                    "remove this file or choose another --out",
+                    path, counted(h.tokens, "token").text, (long long)h.doc_len, (long long)n, (long long)D);
     w->complete[s] = true;
     return true;
 }
@@ -316,8 +316,8 @@ static bool make_plan(Work* w, Error* err) {
     if (w->shard_rows < 1) w->shard_rows = 1;
     w->shards = (w->documents - 1) / (w->shard_rows * a->chunk_rows) + 1;
     if (a->chunk_rows > ROW_MAX / D || w->shards * w->shard_rows > CHUNKS_MAX / w->chunk_cols)
-        return fail(err, "%s.zarr: not an array of LongCrawl64: its chunks are %lld x %lld tokens", o->split,
-                    (long long)a->chunk_rows, (long long)a->chunk_columns);
+        return fail(err, "%s.zarr: not an array of LongCrawl64: its chunks have %s of %s", o->split,
+                    counted(a->chunk_rows, "row").text, counted(a->chunk_columns, "token").text);
     w->complete = (bool*)xcalloc((size_t)w->shards, sizeof *w->complete);
     w->rows = (int64_t*)xcalloc((size_t)(w->shards * w->shard_rows), sizeof *w->rows);
     int64_t n = 0;
@@ -582,14 +582,14 @@ int main(int argc, char** argv) {
     for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
     delete_cache(&work);
     if (work.unverified)
-        warn("%lld of %lld chunks are NOT VERIFIED: neither a list nor the server gave their SHA-256, or "
-             "they were in the cache; give a list with --sha256sums",
-             (long long)work.unverified, (long long)work.jobs);
+        warn("NOT VERIFIED: %lld of %s: neither a list nor the server gave their SHA-256, or they were in "
+             "the cache; give a list with --sha256sums",
+             (long long)work.unverified, counted(work.jobs, "chunk").text);
     int64_t kept = 0;
     for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];
-    printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld already complete)\n", options.out,
-           work.shard_split, (long long)work.documents, (long long)(work.documents * options.columns),
-           (long long)work.shards, (long long)kept);
+    printf("%s_%s: %s, %s in %s (%lld already complete)\n", options.out, work.shard_split,
+           counted(work.documents, "document").text, counted(work.documents * options.columns, "token").text,
+           counted(work.shards, "shard").text, (long long)kept);
     tokenizer_file_report(options.out);
     free(work.complete);
     free(work.rows);

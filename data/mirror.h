@@ -23,10 +23,9 @@ static inline int64_t mirror_tokens(int64_t wanted, int64_t columns, bool at_mos
     const double Gi = 1 << 30;
     if (documents <= MIRROR_DOCUMENTS) return wanted;
     if (at_most) return MIRROR_DOCUMENTS * columns;
-    die("--tokens %lld: %lld documents of %lld tokens, %.4g times the %d that the default source has of "
-        "train (%.4g Gi tokens, %.4g Gi with --columns %d): give a larger --source, or --at-most to train on "
-        "what it has repeatedly",
-        (long long)wanted, (long long)documents, (long long)columns, (double)documents / MIRROR_DOCUMENTS,
-        MIRROR_DOCUMENTS, (double)(MIRROR_DOCUMENTS * columns) / Gi,
+    die("--tokens %lld: %s of %s, %.4g times the %d that the default source has of train (%.4g Gi tokens, "
+        "%.4g Gi with --columns %d): give a larger --source, or --at-most to train on what it has repeatedly",
+        (long long)wanted, counted(documents, "document").text, counted(columns, "token").text,
+        (double)documents / MIRROR_DOCUMENTS, MIRROR_DOCUMENTS, (double)(MIRROR_DOCUMENTS * columns) / Gi,
         (double)MIRROR_DOCUMENTS * LONGCRAWL64_COLUMNS / Gi, LONGCRAWL64_COLUMNS);
 }

@@ -126,7 +126,7 @@ static inline void pack_print(const Packer packers[2]) {
     const int64_t row = packers[0].row, tokens = packers[0].writer->total + packers[1].writer->total;
     const int64_t cropped = packers[0].cropped + packers[1].cropped;
     const int64_t given = tokens - packers[0].ends - packers[1].ends + cropped;
-    printf("packed into %lld rows of %lld tokens: cropped %lld tokens (%.3f%%), padded none\n",
-           (long long)(tokens / row), (long long)row, (long long)cropped,
+    printf("packed into %s of %s: cropped %s (%.3f%%), padded none\n", counted(tokens / row, "row").text,
+           counted(row, "token").text, counted(cropped, "token").text,
            100.0 * (double)cropped / (double)given);
 }

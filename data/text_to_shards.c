@@ -333,8 +333,8 @@ static InputFiles find_files(const Options* o) {
     for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i], o->folders);
     if (o->list) add_list(&files, o->list, o->folders);
     if (files.count == 0)
-        die("no input: found only %lld empty, %lld hidden and %lld special files", (long long)files.empty,
-            (long long)files.hidden, (long long)files.special);
+        die("no input: found only %lld empty, %lld hidden and %s", (long long)files.empty,
+            (long long)files.hidden, counted(files.special, "special file").text);
     drop_repeated(&files);
     if (o->skip_binary) drop_binary(&files);
     choose_split(&files, o);
@@ -356,8 +356,8 @@ static bool check_kinds(const InputFiles* files, Error* err) {
     }
     if (!others) return true;
     if (others == 1) return fail(err, "%s: is not text but %s", first, first_kind);
-    return fail(err, "%s: is not text but %s; nor are %lld other files", first, first_kind,
-                (long long)(others - 1));
+    return fail(err, "%s: is not text but %s; also not text: %s", first, first_kind,
+                counted(others - 1, "other file").text);
 }
 
 // ----------------------------------------------------------------------------
@@ -414,9 +414,8 @@ static bool check_unchanged(int fd, const InputFile* file, int64_t bytes, Error*
     if (bytes == file->bytes && st.st_size == bytes && st.st_ino == file->inode &&
         st.st_mtim.tv_sec == file->modified.tv_sec && st.st_mtim.tv_nsec == file->modified.tv_nsec)
         return true;
-    return fail(
-        err, "%s: changed while it was read (%lld bytes before, %lld read); run again when nothing writes it",
-        file->path, (long long)file->bytes, (long long)bytes);
+    return fail(err, "%s: changed while it was read (%s before, %lld read); run again when nothing writes it",
+                file->path, counted(file->bytes, "byte").text, (long long)bytes);
 }
 
 // Packs or drops what remains of the document in progress.
@@ -493,12 +492,10 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
         job->counts[split].tokens = job->writers[split].total;
         if (job->counts[split].documents > 0 && job->counts[split].tokens == 0)
             return job->options->pack
-                       ? fail(err, "the %s split has no row of %lld tokens; lower --pack",
-                              shard_splits[split], (long long)job->row)
-                       : fail(err,
-                              "the %s split has no document: none of its %ss has %lld tokens; lower "
-                              "--doc-len",
-                              shard_splits[split], unit(job->options), (long long)job->row);
+                       ? fail(err, "the %s split has no row of %s; lower --pack", shard_splits[split],
+                              counted(job->row, "token").text)
+                       : fail(err, "the %s split has no document: none of its %ss has %s; lower --doc-len",
+                              shard_splits[split], unit(job->options), counted(job->row, "token").text);
     }
     return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
            shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
@@ -516,24 +513,23 @@ static void print_summary(const Job* job, const InputFiles* files) {
         ends = job->packers[0].ends + job->packers[1].ends;
         dropped = job->packers[0].cropped + job->packers[1].cropped;
     }
-    printf("%lld tokens of %lld bytes, %.3f bytes/token", (long long)tokens, (long long)bytes,
+    printf("%s of %s, %.3f bytes/token", counted(tokens, "token").text, counted(bytes, "byte").text,
            (double)bytes / (double)(tokens + dropped - ends));
     for (int split = 0; split < 2; split++) {
         const Counts* c = &job->counts[split];
         int64_t documents = D ? c->tokens / D : c->documents, shards = job->writers[split].index;
         if (split == SHARD_VAL && documents == 0) continue;
-        printf("; %s: %lld document%s, %lld tokens, %lld shard%s", shard_splits[split], (long long)documents,
-               plural(documents, "s"), (long long)c->tokens, (long long)shards, plural(shards, "s"));
+        printf("; %s: %s, %s, %s", shard_splits[split], counted(documents, "document").text,
+               counted(c->tokens, "token").text, counted(shards, "shard").text);
     }
     if (dropped && !job->options->pack)
-        printf("; dropped %lld tokens (%.1f%%) at the ends of %ss", (long long)dropped,
+        printf("; dropped %s (%.1f%%) at the ends of %ss", counted(dropped, "token").text,
                100.0 * (double)dropped / (double)(tokens + dropped), unit(job->options));
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
-    if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
-    if (files->binary)
-        printf("; skipped %lld binary file%s", (long long)files->binary, plural(files->binary, "s"));
+    if (files->shards) printf("; skipped %s: data shards or tokenizers", counted(files->shards, "file").text);
+    if (files->binary) printf("; skipped %s", counted(files->binary, "binary file").text);
     printf("\n");
     if (job->options->pack) pack_print(job->packers);
 }

@@ -96,12 +96,15 @@ static inline bool zarr_parse(ZarrArray* a, const char* source, const char* text
 // detects damage; err does not name the file. Thread-safe.
 static inline bool zarr_decode(const ZarrArray* a, const void* file, size_t n, uint16_t* out, Error* err) {
     size_t expected = zarr_chunk_bytes(a), plain, compressed, block;
-    if (n < BLOSC_MIN_HEADER_LENGTH) return fail(err, "%zu bytes are too few for a blosc chunk", n);
+    if (n < BLOSC_MIN_HEADER_LENGTH)
+        return fail(err, "has %s, too few for a blosc chunk", counted((int64_t)n, "byte").text);
     blosc_cbuffer_sizes(file, &plain, &compressed, &block);
     if (compressed != n)
-        return fail(err, "its blosc header claims %zu bytes, the file has %zu", compressed, n);
+        return fail(err, "its blosc header claims %s, the file has %zu",
+                    counted((int64_t)compressed, "byte").text, n);
     if (plain != expected)
-        return fail(err, "its blosc header claims %zu bytes uncompressed, a chunk has %zu", plain, expected);
+        return fail(err, "its blosc header claims %s uncompressed, a chunk has %zu",
+                    counted((int64_t)plain, "byte").text, expected);
     if (blosc_cbuffer_validate(file, n, &plain) != 0) return fail(err, "its blosc header is damaged");
     int got = blosc_decompress_ctx(file, out, expected, 1);
     if (got < 0 || (size_t)got != expected)

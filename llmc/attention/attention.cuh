@@ -34,8 +34,8 @@ static inline void attention_check(const HeadShape* s) {
             (long long)s->dh);
     if (s->T < 1 || s->T > 1 << 30 || s->B * s->NH < 1 ||
         s->B * s->NH > INT32_MAX / ceil_div<int64_t>(s->T, ATTENTION_BLOCK))
-        die("attention of %lld sequences of %lld tokens, %lld heads, is out of range", (long long)s->B,
-            (long long)s->T, (long long)s->NH);
+        die("attention of %s of %s, %s, is out of range", counted(s->B, "sequence").text,
+            counted(s->T, "token").text, counted(s->NH, "head").text);
 }
 
 // Whether the current GPU runs the Hopper kernels. Without a GPU, for --dry-run, it does: they take more

@@ -353,10 +353,9 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
     p->s = *s;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
-        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "
-            "use --attention fox (%s)",
-            cudnnGetVersion(), names[pass], (long long)s->B, (long long)s->T, (long long)s->NH,
-            (long long)s->dh, cudnn_reason(status));
+        die("cuDNN %zu has no attention, %s, for %s of %s and %s of %lld here: use --attention fox (%s)",
+            cudnnGetVersion(), names[pass], counted(s->B, "sequence").text, counted(s->T, "token").text,
+            counted(s->NH, "head").text, (long long)s->dh, cudnn_reason(status));
     CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
                                          1, NULL, &p->workspace));
     p->next = plans;

@@ -138,8 +138,43 @@ static inline void warn(const char* format, ...) {
     va_end(args);
 }
 
-// The ending of a noun of which a message counts n: `many`, "s" or "es", but of one.
-static inline const char* plural(int64_t n, const char* many) { return n == 1 ? "" : many; }
+// ----------------------------------------------------------------------------
+// counts in messages: printf("%s", counted(n, "token").text) prints 1 token, 2 tokens
+
+typedef struct {
+    char text[64]; // lives as long as the call whose argument it is
+} Counted;
+
+// The noun behind a count of n, of at least two letters: for another count than one its last word in the plural.
+static inline Counted plural(int64_t n, const char* noun) {
+    const size_t length = strlen(noun);
+    const char before = noun[length - 2], last = noun[length - 1];
+    const bool y = last == 'y' && !strchr("aeiou", before);
+    const bool hisses = last == 's' || last == 'x' || (last == 'h' && strchr("cs", before));
+    Counted c;
+    snprintf(c.text, sizeof c.text, "%.*s%s", (int)length - (n != 1 && y), noun,
+             n == 1   ? ""
+             : y      ? "ies"
+             : hisses ? "es"
+                      : "s");
+    return c;
+}
+
+// 1 sequence, 2 sequences
+static inline Counted counted(int64_t n, const char* noun) {
+    Counted c;
+    snprintf(c.text, sizeof c.text, "%lld %.40s", (long long)n, plural(n, noun).text);
+    return c;
+}
+
+// 2 ranks, 1 to 2 ranks
+static inline Counted counted_range(int64_t least, int64_t most, const char* noun) {
+    const Counted all = counted(most, noun);
+    if (least == most) return all;
+    Counted c;
+    snprintf(c.text, sizeof c.text, "%lld to %.40s", (long long)least, all.text);
+    return c;
+}
 
 // ----------------------------------------------------------------------------
 // memory; every allocation dies on failure
@@ -149,7 +184,7 @@ static inline const char* plural(int64_t n, const char* many) { return n == 1 ? 
 static inline void* xcalloc(size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
-        die("out of memory: %zu elements of %zu bytes overflow the address space", count, size);
+        die("out of memory: %zu x %zu B overflow the address space", count, size);
     void* p = NULL;
     if (posix_memalign(&p, 64, bytes ? bytes : 1) != 0)
         die("out of memory: could not allocate %.1f MiB; lower --micro-batch or --seq-len",

@@ -96,19 +96,20 @@ static inline int64_t numbers_first_bad(const void* numbers, int64_t n, int elem
     return n;
 }
 
-// Writes a duration in the unit that people use: 49.4 s, 3.3 minutes, 2.88 hours, 569 days, 46.1 years.
+// Writes a duration in the unit that people use: 49.4 s, 3.3 minutes, 1 hour, 569 days, 46.1 years.
 static inline const char* duration_text(char text[32], double seconds) {
     static const struct {
         double seconds, most;
         const char* name;
-    } units[] = {{1, 120, "s"}, {60, 60, "minutes"}, {3600, 72, "hours"}, {86400, 730, "days"}};
-    for (int i = 0; i < (int)(sizeof units / sizeof units[0]); i++) {
-        const double n = seconds / units[i].seconds;
-        if (n >= units[i].most) continue;
-        snprintf(text, 32, "%.3g %s", n, units[i].name);
+    } units[] = {{60, 60, "minute"}, {3600, 72, "hour"}, {86400, 730, "day"}, {31556952, 0, "year"}};
+    int i = 0;
+    if (!(seconds >= 120)) {
+        snprintf(text, 32, "%.3g s", seconds);
         return text;
     }
-    snprintf(text, 32, "%.3g years", seconds / 31556952);
+    while (i < 3 && seconds / units[i].seconds >= units[i].most) i++;
+    const int length = snprintf(text, 32, "%.3g", seconds / units[i].seconds);
+    snprintf(text + length, (size_t)(32 - length), " %s%s", units[i].name, strcmp(text, "1") == 0 ? "" : "s");
     return text;
 }
 

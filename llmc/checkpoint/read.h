@@ -69,8 +69,9 @@ static inline bool checkpoint_verify_file(const char* path, const BlockList* lis
     const int64_t recorded = json_count(list->record, list->list), size = ok ? (int64_t)st.st_size : 0;
     const int64_t blocks = checksum_blocks(size, list->block_bytes);
     if (ok && blocks != recorded)
-        ok = fail(err, "%s: has %lld blocks of %lld bytes, but trainer.json lists %lld: it is damaged", path,
-                  (long long)blocks, (long long)list->block_bytes, (long long)recorded);
+        ok =
+            fail(err, "%s: has %s of %s, but trainer.json lists %lld: it is damaged", path,
+                 counted(blocks, "block").text, counted(list->block_bytes, "byte").text, (long long)recorded);
     for (int64_t i = 0; ok && i < blocks; i++, item = json_next(list->record, item)) {
         uint64_t want = 0, sum = 0;
         if (i % list->parts != list->part) continue;

@@ -329,8 +329,8 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
     if (c->head_dim && c->head_dim != config_head_size(c))
-        return fail(err, "%s: heads of %lld channels, but hidden_size and num_heads give %lld", where,
-                    (long long)c->head_dim, (long long)config_head_size(c));
+        return fail(err, "%s: heads of %s, but hidden_size and num_heads give %lld", where,
+                    counted(c->head_dim, "channel").text, (long long)config_head_size(c));
     c->head_dim = 0;
     if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,

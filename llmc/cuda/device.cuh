@@ -97,8 +97,8 @@ static inline Device device_open_ranked(World* world) {
     int count = 0;
     if (world->size == 1) return device_open(0);
     if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1 && world->local_rank >= count)
-        die("%d ranks on host %s, which has %d GPUs: start one rank a GPU", world->local_size, world->host,
-            count);
+        die("%s on host %s, which has %s: start one rank a GPU", counted(world->local_size, "rank").text,
+            world->host, counted(count, "GPU").text);
     Device d = device_open(count > 1 ? world->local_rank : 0);
     cudaDeviceProp prop;
     CUDA_CHECK(cudaGetDeviceProperties(&prop, d.index));

@@ -223,9 +223,9 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
     found = matmul_usable(mm, &p, candidates, found);
     if (found == 0)
         die("cuBLAS has no kernel for %s GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
-            "aligned to %lld bytes; strides should be multiples of %d and the alignment 16",
+            "aligned to %s; strides should be multiples of %d and the alignment 16",
             s->b_format == FP8_NONE ? "a" : "an FP8", (long long)s->n, (long long)s->m, (long long)s->k,
-            (long long)s->lda, (long long)s->ldb, (long long)s->ldd, (long long)s->align,
+            (long long)s->lda, (long long)s->ldb, (long long)s->ldd, counted(s->align, "byte").text,
             s->b_format == FP8_NONE ? 8 : 16);
     p.algo = candidates[mm->tune && found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
     return p;

@@ -61,9 +61,9 @@ static inline bool documents_check(int64_t T, bool masked, int64_t N, Error* err
     for (int k = 0; k < n - 1; k++)
         if ((context[k] + DOCUMENTS_LAST) % N != 0)
             return fail(err,
-                        "--sequence-ranks %lld: --eval of documents also measures sequences of %lld tokens, "
-                        "which it does not divide: take another number, or --seq-len %d or less",
-                        (long long)N, (long long)(context[k] + DOCUMENTS_LAST),
+                        "--sequence-ranks %lld: --eval of documents also measures sequences of %s, which it "
+                        "does not divide: take another number, or --seq-len %d or less",
+                        (long long)N, counted(context[k] + DOCUMENTS_LAST, "token").text,
                         DOCUMENTS_CONTEXT + DOCUMENTS_LAST);
     return true;
 }

@@ -40,7 +40,7 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
     trainer->load_batch(model, &data);
     trainer->evaluate(model, losses, logits, grads);
     const int64_t targets = BT - data.uncounted;
-    if (targets == 0) die("--dump: none of the %lld targets of the first batch counts", (long long)BT);
+    if (targets == 0) die("--dump: none of the %s of the first batch counts", counted(BT, "target").text);
     if (targets < BT) host_scale(trainer, grads, table->count, (double)BT / (double)targets);
     dataloader_close(&data);
 
@@ -56,8 +56,8 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
 
     double loss = 0;
     for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)targets,
-           (long long)B, (long long)T);
+    printf("%s: mean loss %.6f of %lld x %s\n", run->options.dump, loss / (double)targets, (long long)B,
+           counted(T, "token").text);
     free(tensors);
     free(losses);
     free(logits);

@@ -137,12 +137,12 @@ static inline void evaluation_write(ResultFile* file, const Run* run, const Posi
 // the terminal
 
 static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
-    printf("%s: %lld parameters\n", run->options.init, (long long)run->table.parameters);
-    printf("%lld of %lld sequence%s of %lld tokens, %s, in batches of %lld", (long long)e->sequences,
-           (long long)e->present, plural(e->present, "s"), (long long)run->options.seq_len,
+    printf("%s: %s\n", run->options.init, counted(run->table.parameters, "parameter").text);
+    printf("%lld of %s of %s, %s, in batches of %lld", (long long)e->sequences,
+           counted(e->present, "sequence").text, counted(run->options.seq_len, "token").text,
            e->data.doc_len > 0 ? "each the beginning of a document" : "windows in order",
            (long long)run->micro_batch);
-    if (run->world->size > 1) printf(" on %d ranks", run->world->size);
+    if (run->world->size > 1) printf(" on %s", counted(run->world->size, "rank").text);
     if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
     printf("\n%s", run->device);
 }
@@ -157,10 +157,10 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
         last = l;
     }
     if (evaluation_masked(p))
-        printf("\n%.0f targets count; %.2f%% of them are the likeliest token\n", positions_targets(p, T),
-               100 * positions_accuracy(p));
+        printf("\n%s counted; %.2f%% of them the likeliest token\n",
+               counted((int64_t)positions_targets(p, T), "target").text, 100 * positions_accuracy(p));
     getrusage(RUSAGE_SELF, &usage);
-    printf("\n%lld tokens in %.1f s, %.0f tokens/s; host memory %.0f MiB", (long long)(p->sequences * T),
+    printf("\n%s in %.1f s, %.0f tokens/s; host memory %.0f MiB", counted(p->sequences * T, "token").text,
            seconds, rate, (double)usage.ru_maxrss / 1024);
     if (p->sequences > 1) printf("; standard error of the mean loss %.4f", positions_standard_error(p));
     printf("\n");
@@ -246,7 +246,8 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     int layers = evaluation_pruned(pruned, trainer, model, run);
     progress_end(&progress);
     if (positions_targets(&p, T) == 0)
-        die("--val-data %s: none of the %.0f targets counts", run->options.val_data, tokens);
+        die("--val-data %s: none of the %s counts", run->options.val_data,
+            counted((int64_t)tokens, "target").text);
     if (documents.count > 0) evaluation_contexts(e, trainer, model, run, &documents);
     evaluation_print(&p, seconds, rate);
     documents_print(&documents);

@@ -153,8 +153,8 @@ static inline bool eval_requests_answer(Requests* r, const Trainer* trainer, Mod
     r->lines = r->answers = r->errors = 0;
     if (!engine_open(&r->engine, trainer, model, &r->run->config, &sizes, r->run->world)) {
         warn("step %lld: --eval-requests without answers: too little memory is left on the device for a "
-             "sequence of %lld tokens",
-             (long long)r->run->state.step, (long long)sizes.capacity);
+             "sequence of %s",
+             (long long)r->run->state.step, counted(sizes.capacity, "token").text);
         return false;
     }
     r->engine.on_token = request_on_token;
@@ -196,10 +196,10 @@ static inline void log_requests_print(const Requests* r) {
                100 * (double)score->greedy / (double)score->requests);
     if (rolling->tokens > 0) printf("  rolling %.4f a token", rolling->logprob / (double)rolling->tokens);
     if (generate->requests > 0 && generate->expected == 0)
-        printf("  generate %lld tokens", (long long)generate->tokens);
+        printf("  generate %s", counted(generate->tokens, "token").text);
     if (generate->expected > 0)
         printf("  generate %.1f%% match", 100 * (double)generate->matched / (double)generate->expected);
-    if (r->errors > 0) printf("  %lld errors: logits that are not finite", (long long)r->errors);
+    if (r->errors > 0) printf("  %s: logits that are not finite", counted(r->errors, "error").text);
 }
 
 // Logs an evaluation that has taken v->seconds: v of no tokens and r NULL are left out.

@@ -379,7 +379,7 @@ static inline void maps_run(Maps* m, const Trainer* trainer, Model* model, const
             die("--init %s: the attention of layer %lld, head %lld is not finite: the weights are damaged",
                 run->options.init, (long long)(i / m->NH), (long long)(i % m->NH));
     maps_write(m);
-    printf("%s: %lld heads on %lld tokens; draw them with scripts/eval/maps.py\n", run->options.maps,
-           (long long)(m->L * m->NH), (long long)m->T);
+    printf("%s: %s on %s; draw them with scripts/eval/maps.py\n", run->options.maps,
+           counted(m->L * m->NH, "head").text, counted(m->T, "token").text);
     maps_free(m);
 }

@@ -50,7 +50,7 @@ static inline void mpi_reduce_scatter(void* grads, void* scratch, const Shard* s
     ShardPart part = shard_part(shard, bucket);
     char* bytes = (char*)grads;
     if (part.count > INT_MAX)
-        die("a bucket of %lld gradients is more than MPI counts", (long long)part.count);
+        die("a bucket of %s is more than MPI counts", counted(part.count, "gradient").text);
 #ifdef USE_MPI
     // With MPI_IN_PLACE the result would be at the front of the bucket.
     MPI_Datatype type = element_bytes == 8 ? MPI_DOUBLE : MPI_FLOAT;

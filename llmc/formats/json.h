@@ -297,7 +297,8 @@ static inline void json_free(Json* j) {
 static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
-        return fail(err, "%s: JSON of %zu bytes; the limit is %d", source, n, JSON_MAX_BYTES);
+        return fail(err, "%s: JSON of %s; the limit is %d", source, counted((int64_t)n, "byte").text,
+                    JSON_MAX_BYTES);
     char* copy = (char*)memcpy(xrealloc(NULL, n + 1), text, n);
     copy[n] = '\0';
     JsonParser p = {.j = j, .source = source, .text = copy, .n = n, .err = err};

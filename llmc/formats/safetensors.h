@@ -234,8 +234,8 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
         !json_int64(h, json_next(h, first), &end) || begin < 0 || end < begin)
         return TENSOR_FAIL(t, err, "'data_offsets' is missing or not [begin, end] with 0 <= begin <= end");
     if ((size_t)(end - begin) != t->bytes)
-        return TENSOR_FAIL(t, err, "its type and shape need %zu bytes, but its data_offsets span %lld",
-                           t->bytes, (long long)(end - begin));
+        return TENSOR_FAIL(t, err, "its data_offsets span %s, but its type and shape need %zu",
+                           counted(end - begin, "byte").text, t->bytes);
     if ((size_t)end > data_bytes)
         return TENSOR_FAIL(t, err,
                            "ends at byte %lld of the data, but the file has only %zu: it is truncated",
@@ -290,8 +290,8 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
         covered += t->bytes;
     }
     if (covered < data_bytes)
-        return fail(err, "%s: %zu bytes at the end of the file belong to no tensor", st->path,
-                    data_bytes - covered);
+        return fail(err, "%s: no tensor has the %s at the end of the file", st->path,
+                    counted((int64_t)(data_bytes - covered), "byte").text);
     return true;
 }
 
@@ -311,9 +311,10 @@ static inline bool safetensors_read_header_(Safetensors* st, size_t bytes, Error
     if (!safetensors_read_bytes(&text, 0, sizeof header, &header, err)) return false;
     const size_t rest = bytes - sizeof header;
     if (header > SAFETENSORS_MAX_HEADER || header > rest)
-        return fail(err,
-                    "%s: its header claims %zu bytes, the file has %zu: truncated or not a safetensors file",
-                    st->path, (size_t)header, bytes);
+        return fail(
+            err,
+            "%s: its header claims a length of %zu, the file has %s: truncated or not a safetensors file",
+            st->path, (size_t)header, counted((int64_t)bytes, "byte").text);
     st->data = (int64_t)(sizeof header + header);
     text.at = sizeof header, text.bytes = header;
     char* json = (char*)safetensors_bytes(&text, err);
@@ -332,7 +333,9 @@ static inline bool safetensors_open(Safetensors* st, const char* path, Error* er
     const bool regular = fstat(st->fd, &info) == 0 && S_ISREG(info.st_mode);
     const size_t bytes = regular ? (size_t)info.st_size : 0;
     bool ok = regular || fail(err, "%s: is not a regular file", path);
-    if (ok && bytes < 8) ok = fail(err, "%s: %zu bytes are too few for a safetensors file", path, bytes);
+    if (ok && bytes < 8)
+        ok = fail(err, "%s: has %s, too few for a safetensors file", path,
+                  counted((int64_t)bytes, "byte").text);
     ok = ok && safetensors_read_header_(st, bytes, err);
     if (!ok) safetensors_close(st);
     return ok;

@@ -96,16 +96,16 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
         return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
                     (long long)N);
     if (c->num_heads % N != 0)
-        return fail(err, "--sequence-ranks %lld: does not divide the %lld head%s of the model", (long long)N,
-                    (long long)c->num_heads, plural(c->num_heads, "s"));
+        return fail(err, "--sequence-ranks %lld: does not divide the %s of the model", (long long)N,
+                    counted(c->num_heads, "head").text);
     if (T % N != 0)
-        return fail(err, "--sequence-ranks %lld: does not divide the %lld tokens of a sequence (--seq-len)",
-                    (long long)N, (long long)T);
+        return fail(err, "--sequence-ranks %lld: does not divide the %s of a sequence (--seq-len)",
+                    (long long)N, counted(T, "token").text);
     if (ranks % N != 0)
         return fail(err,
-                    "--sequence-ranks %lld: %d rank%s cannot be groups of so many; start a multiple of it, "
-                    "or give --sequence-ranks 1",
-                    (long long)N, ranks, plural(ranks, "s"));
+                    "--sequence-ranks %lld: %s cannot be groups of so many; start a multiple of it, or give "
+                    "--sequence-ranks 1",
+                    (long long)N, counted(ranks, "rank").text);
     return true;
 }
 

@@ -155,8 +155,8 @@ static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool f
             continue;
         }
         while (B < run->batch_sequences && plan_pass_bytes(p, B + 1, (Recompute)level) <= p->room) B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequence%s\n",
-               option_recompute_names[level], (long long)B, plural(B, "s"));
+        printf("  --recompute %-6s largest micro-batch that fits: %s\n", option_recompute_names[level],
+               counted(B, "sequence").text);
     }
 }
 
@@ -164,8 +164,9 @@ static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool f
 static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
     const MeasuredRate* row = rate->measured;
     if (row)
-        printf("  the MFU measured with %s at %lld tokens on an %s%s\n", row->model, (long long)row->seq_len,
-               row->gpu, rate->tokens[RATE_SPREAD] > 0 ? ", nothing pruned" : "");
+        printf("  the MFU measured with %s at %s on an %s%s\n", row->model,
+               counted(row->seq_len, "token").text, row->gpu,
+               rate->tokens[RATE_SPREAD] > 0 ? ", nothing pruned" : "");
     else if (run->options.mfu != OPTION_UNSET)
         printf("  an MFU of %g%%, as --mfu says\n", run->options.mfu);
     else
@@ -222,8 +223,8 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         tokens[kind] = plan_rate(run, &rate, (RateKind)kind);
         seconds[kind] = plan_tokens(run) / tokens[kind];
     }
-    printf("time               %15s on %d GPU%s, %.4g GPU-hours: %.0f tokens/s\n",
-           duration_text(text, seconds[RATE_UNPRUNED]), ranks, plural(ranks, "s"),
+    printf("time               %15s on %s, %.4g GPU-hours: %.0f tokens/s\n",
+           duration_text(text, seconds[RATE_UNPRUNED]), counted(ranks, "GPU").text,
            seconds[RATE_UNPRUNED] / 3600 * ranks, tokens[RATE_UNPRUNED]);
     plan_print_measures(run);
     plan_print_source(&rate, run);
@@ -403,8 +404,8 @@ static inline void plan_print_cpu(CpuPlan p) {
     plan_cpu_memory(rows, &p);
     run_print_memory(rows, p.cache > 0 ? PLAN_CPU_ROWS : PLAN_CPU_ROWS - 1);
     if (!plan_fits_cpu(&p, &err)) printf("note: %s\n", err.msg);
-    printf("time               %15s on %d thread%s at %g GFLOP/s each\n",
-           duration_text(text, plan_cpu_seconds(run, p.threads)), threads, plural(threads, "s"),
+    printf("time               %15s on %s at %g GFLOP/s each\n",
+           duration_text(text, plan_cpu_seconds(run, p.threads)), counted(threads, "thread").text,
            PLAN_CPU_FLOPS * 1e-9);
     plan_print_measures(run);
     plan_print_for_gpu(run);

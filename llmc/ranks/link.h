@@ -236,10 +236,10 @@ static inline bool link_fail_missing(const Link* link, double seconds, Error* er
         snprintf(list + n, sizeof list - n, "%s%d", n ? ", " : "", r);
     }
     return fail(err,
-                "rank%s %s%s of %d did not connect to port %d of %s within %.0f s; start all ranks, open the "
+                "%s %s%s of %d did not connect to port %d of %s within %.0f s; start all ranks, open the "
                 "port between the hosts, or raise --timeout",
-                plural(missing, "s"), list, missing > 16 ? ", ..." : "", link->size, link->address.port,
-                link->host, seconds);
+                plural(missing, "rank").text, list, missing > 16 ? ", ..." : "", link->size,
+                link->address.port, link->host, seconds);
 }
 
 // Accepts all channels of all other ranks. A connection has 1 s to say who it is.

@@ -64,12 +64,12 @@ static inline void* mpirun_limit(void* argument) {
     }
     if (lowest < m->rank) (void)poll(NULL, 0, 2000);
     if (!m->one_host || missing == 0)
-        die("not all of the %d ranks have initialized MPI within %.0f s; start the same program on all, "
-            "open the ports between their hosts, or raise --timeout",
-            m->size, m->timeout);
-    die("rank%s %s%s of %d did not initialize MPI within %.0f s; start the same program on all ranks, "
+        die("not all of the %s have initialized MPI within %.0f s; start the same program on all, open the "
+            "ports between their hosts, or raise --timeout",
+            counted(m->size, "rank").text, m->timeout);
+    die("%s %s%s of %d did not initialize MPI within %.0f s; start the same program on all ranks, "
         "or raise --timeout",
-        plural(missing, "s"), list, missing > 16 ? ", ..." : "", m->size, m->timeout);
+        plural(missing, "rank").text, list, missing > 16 ? ", ..." : "", m->size, m->timeout);
 }
 
 // Begins the time in which all ranks are to come, and holds signals back.

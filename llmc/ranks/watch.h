@@ -85,8 +85,7 @@ static inline void watch_judge_progress(Watch* w, double now) {
     if (least == 0) return;
     char what[128];
     int n = snprintf(what, sizeof what, "is stuck: no progress for %.0f s", least);
-    if (equal > 1)
-        snprintf(what + n, sizeof what - (size_t)n, ", like %d other%s", equal - 1, plural(equal - 1, "s"));
+    if (equal > 1) snprintf(what + n, sizeof what - (size_t)n, ", like %s", counted(equal - 1, "other").text);
     watch_report(w, slowest, what);
 }
 

@@ -73,7 +73,8 @@ static inline void world_check_cores(const World* w, const char* remedy) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (w->local_rank != 0 || sched_getaffinity(0, sizeof cores, &cores) != 0) return; // only advice
     if (CPU_COUNT(&cores) == 1 && online > 1)
-        warn("%s: rank %d may use only one of the host's %ld cores; %s", w->host, w->rank, online, remedy);
+        warn("%s: rank %d may use only one of the host's %s; %s", w->host, w->rank,
+             counted(online, "core").text, remedy);
 }
 
 // ----------------------------------------------------------------------------
@@ -149,12 +150,11 @@ static inline bool world_get(World* w, int peer, WorldCall call, void* data, siz
     int fd = w->link.peers[peer].fd[LINK_CONTROL];
     if (!link_read(fd, &header, sizeof header)) return false;
     if (header.call != (int64_t)call || header.bytes != (int64_t)bytes)
-        die("rank %d (%s) is in another collective: %s of %lld bytes, here %s of %lld; run the same program "
-            "with "
-            "the same options on all ranks",
+        die("rank %d (%s) is in another collective: %s of %s, here %s of %lld; run the same program with the "
+            "same options on all ranks",
             peer, w->link.peers[peer].host,
             header.call >= 0 && header.call <= WORLD_CLOSE ? names[header.call] : "unknown",
-            (long long)header.bytes, names[call], (long long)bytes);
+            counted(header.bytes, "byte").text, names[call], (long long)bytes);
     return link_read(fd, data, bytes);
 }
 

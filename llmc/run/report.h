@@ -21,9 +21,9 @@ static inline void run_print_version(const char* program, const char* built_with
 // Warns where the warm-up takes the whole training, so that the learning rate never falls.
 static inline void run_check_warmup(const Options* o) {
     if (o->warmup_tokens >= o->max_tokens && o->max_tokens > 0)
-        warn("--warmup-tokens %lld: not below the %lld tokens to train on (--max-tokens): the learning rate "
-             "only rises, to %.3g, and never falls",
-             (long long)o->warmup_tokens, (long long)o->max_tokens,
+        warn("--warmup-tokens %lld: not below the %s to train on (--max-tokens): the learning rate only "
+             "rises, to %.3g, and never falls",
+             (long long)o->warmup_tokens, counted(o->max_tokens, "token").text,
              o->lr * ((double)o->max_tokens / (double)o->warmup_tokens));
 }
 
@@ -32,9 +32,9 @@ static inline void run_check_cooldown(const Run* run) {
     const Options* o = &run->options;
     const int64_t begin = o->max_tokens - o->cooldown_tokens;
     if (run->branched && o->lr_schedule == SCHEDULE_WSD && run->state.tokens > begin)
-        warn("--resume-from %s: at %lld tokens, in a cool-down from %lld on: its learning rate falls at "
-             "once; lower --cooldown-tokens to %lld",
-             o->resume_from, (long long)run->state.tokens, (long long)begin,
+        warn("--resume-from %s: at %s, in a cool-down from %lld on: its learning rate falls at once; lower "
+             "--cooldown-tokens to %lld",
+             o->resume_from, counted(run->state.tokens, "token").text, (long long)begin,
              (long long)(o->max_tokens - run->state.tokens));
 }
 
@@ -51,16 +51,15 @@ static inline void run_check_rise(const Run* run, Logger* l) {
     if (warming ? next >= 0.95 * last : next <= 1.05 * last) return;
     if (warming)
         snprintf(text, sizeof text,
-                 "at %lld tokens the learning rate falls, from %.3g to %.3g of --lr, and rises again up to "
-                 "%lld: --warmup-tokens was %lld until here",
-                 (long long)tokens, last, next, (long long)o->warmup_tokens,
+                 "at %s the learning rate falls, from %.3g to %.3g of --lr, and rises again up to %lld: "
+                 "--warmup-tokens was %lld until here",
+                 counted(tokens, "token").text, last, next, (long long)o->warmup_tokens,
                  (long long)before->warmup_tokens);
     else
-        snprintf(
-            text, sizeof text,
-            "at %lld tokens the learning rate rises again, from %.3g to %.3g of --lr: until here it fell "
-            "by another schedule",
-            (long long)tokens, last, next);
+        snprintf(text, sizeof text,
+                 "at %s the learning rate rises again, from %.3g to %.3g of --lr: until here it fell by "
+                 "another schedule",
+                 counted(tokens, "token").text, last, next);
     logger_warning(l, run->state.step, text);
 }
 
@@ -93,8 +92,9 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
 static inline void run_print_data(const Options* o, const DataLoader* data) {
     const double epochs = recipe_epochs(o, data);
     const int64_t sequences = dataloader_sequences(data);
-    printf("data               %15lld tokens in %lld sequence%s, %s", (long long)(sequences * o->seq_len),
-           (long long)sequences, plural(sequences, "s"), shuffle_text(o->shuffle));
+    printf("data               %15lld %s in %s, %s", (long long)(sequences * o->seq_len),
+           plural(sequences * o->seq_len, "token").text, counted(sequences, "sequence").text,
+           shuffle_text(o->shuffle));
     if (epochs > 1) printf(": the training reads them %.4g times", epochs);
     printf("\n");
 }
@@ -136,22 +136,23 @@ static inline void run_print_plan(const Run* run) {
     printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n", (long long)config_head_size(&run->config));
-    printf("sequence           %15lld tokens\n", (long long)o->seq_len);
-    printf("step               %15lld tokens: %lld micro-batch%s of %lld sequence%s",
-           (long long)o->batch_tokens, (long long)run->micro_batches, plural(run->micro_batches, "es"),
-           (long long)run->micro_batch, plural(run->micro_batch, "s"));
+    printf("sequence           %15lld %s\n", (long long)o->seq_len, plural(o->seq_len, "token").text);
+    printf("step               %15lld %s: %s of %s", (long long)o->batch_tokens,
+           plural(o->batch_tokens, "token").text, counted(run->micro_batches, "micro-batch").text,
+           counted(run->micro_batch, "sequence").text);
     if (run->group.size > 1)
-        printf(", %lld at most on each of %d group%s of %d ranks", (long long)run_rank_batches(run),
-               run_groups(run), plural(run_groups(run), "s"), run->group.size);
+        printf(", %lld at most on each of %s of %s", (long long)run_rank_batches(run),
+               counted(run_groups(run), "group").text, counted(run->group.size, "rank").text);
     else if (run_ranks(run) > 1)
-        printf(", %lld at most on each of %d ranks", (long long)run_rank_batches(run), run_ranks(run));
+        printf(", %lld at most on each of %s", (long long)run_rank_batches(run),
+               counted(run_ranks(run), "rank").text);
     printf("\n");
-    printf("training           %15lld tokens: %lld step%s, peak learning rate %g, %lld tokens of warm-up\n",
-           (long long)o->max_tokens, (long long)run->num_steps, plural(run->num_steps, "s"), o->lr,
-           (long long)o->warmup_tokens);
+    printf("training           %15lld %s: %s, peak learning rate %g, %s of warm-up\n",
+           (long long)o->max_tokens, plural(o->max_tokens, "token").text,
+           counted(run->num_steps, "step").text, o->lr, counted(o->warmup_tokens, "token").text);
     if (o->lr_schedule == SCHEDULE_WSD)
-        printf("schedule           %15s: linear to %g of the peak over the last %lld tokens\n", "wsd",
-               o->lr_end, (long long)o->cooldown_tokens);
+        printf("schedule           %15s: linear to %g of the peak over the last %s\n", "wsd", o->lr_end,
+               counted(o->cooldown_tokens, "token").text);
     else if (o->lr_schedule != SCHEDULE_COSINE || o->lr_end != 0)
         printf("schedule           %15s to %g of the peak\n", option_schedule_names[o->lr_schedule],
                o->lr_schedule == SCHEDULE_CONSTANT ? 1 : o->lr_end);
@@ -169,33 +170,31 @@ static inline void run_print_plan(const Run* run) {
 static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
     const int64_t sequences = dataloader_sequences(data);
     const Options* o = &run->options;
-    printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
-           o->model ? o->model : o->init, (long long)run->table.parameters,
+    printf("%s: %s (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
+           o->model ? o->model : o->init, counted(run->table.parameters, "parameter").text,
            (long long)run->table.non_embedding, (long long)run->config.vocab_size,
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
-    printf(
-        "%lld step%s of %lld x %lld tokens, micro-batches of %lld; %lld training sequence%s (%s), %lld held "
-        "out\n",
-        (long long)run->num_steps, plural(run->num_steps, "s"), (long long)run->batch_sequences,
-        (long long)o->seq_len, (long long)run->micro_batch, (long long)sequences, plural(sequences, "s"),
-        shuffle_text(o->shuffle), (long long)val_sequences);
+    printf("%s of %lld x %s, micro-batches of %lld; %s (%s), %lld held out\n",
+           counted(run->num_steps, "step").text, (long long)run->batch_sequences,
+           counted(o->seq_len, "token").text, (long long)run->micro_batch,
+           counted(sequences, "training sequence").text, shuffle_text(o->shuffle), (long long)val_sequences);
     char* recipe = recipe_text(o, &run->config, data);
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);
     if (epochs > 1)
-        printf("the data has %lld tokens, which this training reads %.4g times\n",
-               (long long)(sequences * o->seq_len), epochs);
+        printf("the data has %s, which this training reads %.4g times\n",
+               counted(sequences * o->seq_len, "token").text, epochs);
     free(recipe);
     if (run->world->size > 1) {
         const int64_t heads = run->config.num_heads / run->group.size, most = run_rank_batches(run);
-        printf("%d ranks", run->world->size);
+        printf("%s", counted(run->world->size, "rank").text);
         if (run->group.size > 1)
-            printf(" in groups of %d, which share sequences: %lld tokens and %lld head%s a rank; groups",
-                   run->group.size, (long long)sequence_tokens(&run->group, o->seq_len), (long long)heads,
-                   plural(heads, "s"));
-        printf(" with %lld to %lld micro-batch%s a step\n", (long long)(run->micro_batches / run_groups(run)),
-               (long long)most, plural(most, "es"));
+            printf(" in groups of %d, which share sequences: %s and %s a rank; groups", run->group.size,
+                   counted(sequence_tokens(&run->group, o->seq_len), "token").text,
+                   counted(heads, "head").text);
+        printf(" with %s a step\n",
+               counted_range(run->micro_batches / run_groups(run), most, "micro-batch").text);
     }
     if (run->state.step < run->last_step) run_check_warmup(o);
     run_check_cooldown(run);
@@ -207,8 +206,8 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
 static inline void run_log_resume(const Run* run, Logger* l, bool logged) {
     void (*const put)(Logger*, int64_t, const char*, const char*) =
         logged ? logger_event : logger_print_event;
-    char text[64];
-    snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
+    char text[96];
+    snprintf(text, sizeof text, "at %s", counted(run->state.tokens, "token").text);
     put(l, run->state.step, "resume", text);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         char* change = option_change(&run->options, &run->before, row);

@@ -218,9 +218,9 @@ static inline void resume_check_branch(const Run* run) {
     const Options* before = &run->before;
     if (!run->branched || before->lr_schedule != SCHEDULE_WSD) return;
     if (run->state.tokens > before->max_tokens - before->cooldown_tokens)
-        die("--resume-from %s: lies in the cool-down of its run, which began at %lld tokens; take a "
-            "checkpoint before that",
-            run->checkpoint, (long long)(before->max_tokens - before->cooldown_tokens));
+        die("--resume-from %s: lies in the cool-down of its run, which began at %s; take a checkpoint before "
+            "that",
+            run->checkpoint, counted(before->max_tokens - before->cooldown_tokens, "token").text);
 }
 
 // Where a run is: "step 3 of 20", and --max-steps where that ends it before.
@@ -328,21 +328,21 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
     int64_t T = o->seq_len, B = o->micro_batch, groups = run_groups(run);
     const char* ranks = o->sequence_ranks > 1 ? "groups of ranks" : "ranks";
     if (o->batch_tokens % T != 0)
-        die("--batch-tokens %lld: not a multiple of the %lld tokens of a sequence (--seq-len)",
-            (long long)o->batch_tokens, (long long)T);
+        die("--batch-tokens %lld: not a multiple of the %s of a sequence (--seq-len)",
+            (long long)o->batch_tokens, counted(T, "token").text);
     run->batch_sequences = o->batch_tokens / T;
     if (groups > run->batch_sequences)
-        die("%lld %s for the %lld sequence%s of a step (--batch-tokens / --seq-len): start fewer",
-            (long long)groups, ranks, (long long)run->batch_sequences, plural(run->batch_sequences, "s"));
+        die("%lld %s for the %s of a step (--batch-tokens / --seq-len): start fewer", (long long)groups,
+            ranks, counted(run->batch_sequences, "sequence").text);
     if (B == OPTION_UNSET) B = run_choose_micro_batch(run->batch_sequences, suggested_tokens / T, groups);
     if (run->batch_sequences % B != 0)
-        die("--micro-batch %lld: does not divide the %lld sequence%s of a step (--batch-tokens / --seq-len)",
-            (long long)B, (long long)run->batch_sequences, plural(run->batch_sequences, "s"));
+        die("--micro-batch %lld: does not divide the %s of a step (--batch-tokens / --seq-len)", (long long)B,
+            counted(run->batch_sequences, "sequence").text);
     run->micro_batch = B;
     run->micro_batches = run->batch_sequences / B;
     if (run->micro_batches < groups)
-        die("--micro-batch %lld: a step has %lld micro-batch%s, too few for %lld %s; lower it", (long long)B,
-            (long long)run->micro_batches, plural(run->micro_batches, "es"), (long long)groups, ranks);
+        die("--micro-batch %lld: a step has %s, too few for %lld %s; lower it", (long long)B,
+            counted(run->micro_batches, "micro-batch").text, (long long)groups, ranks);
     run_check_pass_size(run);
 }
 
@@ -429,13 +429,12 @@ static inline void run_check_ranks(const Run* run) {
     const int size = run->world->size;
     if (run->mode == RUN_TRAIN || run->mode == RUN_BENCH || run->mode == RUN_EVAL) return;
     if (!run_infers(run))
-        die("only training, --bench, --eval, --requests and --generate run on %d ranks: start one process "
-            "alone",
-            size);
+        die("only training, --bench, --eval, --requests and --generate run on %s: start one process alone",
+            counted(size, "rank").text);
     if (run->group.size < size)
-        die("--%s on %d ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks %d, or "
-            "start one process alone",
-            run->mode == RUN_GENERATE ? "generate" : "requests", size, size);
+        die("--%s on %s: all of them share each sequence: give ./train_foxcu --sequence-ranks %d, or start "
+            "one process alone",
+            run->mode == RUN_GENERATE ? "generate" : "requests", counted(size, "rank").text, size);
 }
 
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.

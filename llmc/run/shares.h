@@ -24,10 +24,10 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
     const bool own = !run_resumed(run) && !run->options.init && !model_sets(&run->options, "eos_token_id");
     const bool fits = end < V && (!own || run->config.vocab_size < V + PADDING);
     if (V == 0 || fits || run->world->rank != 0) return;
-    warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
-         "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
-         "bos_token_id and eos_token_id, unless its last token ends texts)",
-         glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
+    warn("'%s': has a vocabulary of %s, the model one of %lld with end of text at %lld: the model will not "
+         "meet the others; a new model of this data is made with --set vocab_size=%lld (and bos_token_id and "
+         "eos_token_id, unless its last token ends texts)",
+         glob, counted(V, "token").text, (long long)run->config.vocab_size, (long long)end, (long long)V);
 }
 
 // Dies where the data was encoded with another tokenizer than that of the weights which the run starts from, as
@@ -83,9 +83,9 @@ static inline void run_reserve_files(const DataLoader* data, const DataLoader* v
         getrlimit(RLIMIT_NOFILE, &limit);
         const rlim_t wanted = limit.rlim_cur + (rlim_t)missing;
         if (raised)
-            die("the shards and a save need %d open files at once, %d more than this process may have: %s; "
-                "raise its limit with ulimit -n %lld",
-                files, missing, strerror(why), (long long)wanted);
+            die("the shards and a save need %s at once, %d more than this process may have: %s; raise its "
+                "limit with ulimit -n %lld",
+                counted(files, "open file").text, missing, strerror(why), (long long)wanted);
         limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit); // the next attempt tells whether it was enough
     }

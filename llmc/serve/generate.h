@@ -376,8 +376,8 @@ static inline char* generate_sample(const Run* run, const Tokenizer* tokenizer, 
     const char* prompt = run->options.prompt && tokenizer->vocab_size > 0 ? run->options.prompt : "";
     char* text = generate_samples(run, tokenizer, prompt, strlen(prompt), NULL, trainer, model);
     if (!text)
-        warn("step %lld: no sample: too little memory is left on the device for %lld tokens",
-             (long long)run->state.step, (long long)sample_tokens(run));
+        warn("step %lld: no sample: too little memory is left on the device for %s",
+             (long long)run->state.step, counted(sample_tokens(run), "token").text);
     if (!text) return NULL;
     char* whole = (char*)xrealloc(NULL, strlen(prompt) + strlen(text) + 1);
     strcat(strcpy(whole, prompt), text);
@@ -404,8 +404,8 @@ static inline void generate(const Run* run, const Trainer* trainer, Model* model
         }
         char* text = generate_samples(run, &tokenizer, prompt, (size_t)bytes, stdout, trainer, model);
         if (!text)
-            die("too little memory is left on the device for a sample of %lld tokens",
-                (long long)sample_tokens(run));
+            die("too little memory is left on the device for a sample of %s",
+                counted(sample_tokens(run), "token").text);
         free(text);
     }
     if (lines && ferror(stdin)) die("cannot read prompts from standard input: %s", strerror(errno));

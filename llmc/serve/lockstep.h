@@ -39,11 +39,10 @@ static inline double lockstep_cache_gib(const CacheSizes* sizes, int64_t page_by
 static inline void lockstep_print(const Lockstep* l, const CacheSizes* sizes, int64_t num_heads,
                                   int64_t page_bytes) {
     if (!l->world || l->world->rank > 0) return;
-    fprintf(stderr,
-            "%d ranks share each sequence, of up to %lld tokens: %lld of %lld heads and a cache of %.2f GiB "
-            "on each\n",
-            l->world->size, (long long)sizes->capacity, (long long)(num_heads / l->world->size),
-            (long long)num_heads, lockstep_cache_gib(sizes, page_bytes));
+    fprintf(stderr, "%s share each sequence, of up to %s: %lld of %s and a cache of %.2f GiB on each\n",
+            counted(l->world->size, "rank").text, counted(sizes->capacity, "token").text,
+            (long long)(num_heads / l->world->size), counted(num_heads, "head").text,
+            lockstep_cache_gib(sizes, page_bytes));
 }
 
 // Is it so on all ranks?

@@ -391,8 +391,8 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
     for (int64_t i = 0; i < q->count; i++) {
         rows = q->sequences[i].tokens.count + (s.most_tokens ? s.most_tokens : -1);
         if (rows > longest)
-            return fail(err, "%lld tokens, more than the %lld that a sequence can have here", (long long)rows,
-                        (long long)longest);
+            return fail(err, "%s, more than the %lld that a sequence can have here",
+                        counted(rows, "token").text, (long long)longest);
     }
     return true;
 }
@@ -532,9 +532,9 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
         else if (sizes.slots > 1)
             sizes.slots /= 2;
         else
-            die("too little memory is left on the device for a sequence of %lld tokens, a cache of %.2f GiB; "
-                "lower --seq-len%s",
-                (long long)T, lockstep_cache_gib(&sizes, trainer->page_bytes(config)),
+            die("too little memory is left on the device for a sequence of %s, a cache of %.2f GiB; lower "
+                "--seq-len%s",
+                counted(T, "token").text, lockstep_cache_gib(&sizes, trainer->page_bytes(config)),
                 shares ? ", or let more GPUs share its heads (--sequence-ranks)" : "");
     }
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
@@ -560,11 +560,12 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
     world_sum(r->run->world, pages, 2);
     if (r->run->world->rank > 0) return;
     fprintf(stderr,
-            "%lld answer%s, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
-            "cache: at most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
-            (long long)r->answers, plural(r->answers, "s"), (long long)r->errors, seconds,
-            (long long)g->tokens_read, (long long)g->passes, (double)g->tokens_read / seconds, mib * pages[0],
-            mib * pages[1], (long long)g->put_back);
+            "%s, %s, in %.1f s: %s read in %s (%.0f tokens/s); cache: at most %.1f MiB "
+            "held, %.1f MiB forgotten, put back %s\n",
+            counted(r->answers, "answer").text, counted(r->errors, "error").text, seconds,
+            counted(g->tokens_read, "token").text, counted(g->passes, "pass").text,
+            (double)g->tokens_read / seconds, mib * pages[0], mib * pages[1],
+            counted(g->put_back, "time").text);
 }
 
 // Answers the requests of a run's --requests. Dies where the file cannot be read or answers not be written.

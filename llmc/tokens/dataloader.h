@@ -148,8 +148,8 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
     const DataShard* first = &loader->shards[0];
     const ShardHeader *h = &shard->header, *h0 = &first->header;
     if (h->doc_len != h0->doc_len)
-        return fail(err, "%s has documents of %lld tokens, %s of %lld (0: a stream); use one dataset",
-                    shard->path, (long long)h->doc_len, first->path, (long long)h0->doc_len);
+        return fail(err, "%s has documents of %s, %s of %lld (0: a stream); use one dataset", shard->path,
+                    counted(h->doc_len, "token").text, first->path, (long long)h0->doc_len);
     if (h->vocab_size != h0->vocab_size)
         return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: unknown); use one dataset", shard->path,
                     (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
@@ -160,8 +160,8 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
         return fail(err, "%s has %s mask of the targets that count, %s has %s; use one dataset", shard->path,
                     h->masked ? "a" : "no", first->path, h0->masked ? "one" : "none");
     if (h->bytes_per_token != h0->bytes_per_token)
-        return fail(err, "%s has tokens of %d bytes, %s of %d; use one dataset", shard->path,
-                    h->bytes_per_token, first->path, h0->bytes_per_token);
+        return fail(err, "%s has tokens of %s, %s of %d; use one dataset", shard->path,
+                    counted(h->bytes_per_token, "byte").text, first->path, h0->bytes_per_token);
     if (h->vocab_size > loader->options.vocab_size)
         return fail(err,
                     "%s: its vocabulary of %lld is larger than the model's %lld; a new model of this data is "
@@ -170,8 +170,9 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
                     shard->path, (long long)h->vocab_size, (long long)loader->options.vocab_size,
                     (long long)h->vocab_size);
     if (h->doc_len > 0 && h->doc_len < loader->options.skip + loader->options.seq_len)
-        return fail(err, "%s: its documents of %lld tokens are shorter than a sequence of %lld", shard->path,
-                    (long long)h->doc_len, (long long)(loader->options.skip + loader->options.seq_len));
+        return fail(err, "%s: its documents of %s are shorter than a sequence of %lld", shard->path,
+                    counted(h->doc_len, "token").text,
+                    (long long)(loader->options.skip + loader->options.seq_len));
     return true;
 }
 
@@ -199,9 +200,9 @@ static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
         for (int64_t k = 0; k < h->set_shards; k++)
             if (!dataloader_has(loader, shard, k))
                 return fail(err,
-                            "%s: is one of %lld shards of a conversion, but number %lld is missing or of "
-                            "another one: it was interrupted; convert the data again",
-                            shard->path, (long long)h->set_shards, (long long)k);
+                            "%s: is one of %s of a conversion, but number %lld is missing or of another one: "
+                            "it was interrupted; convert the data again",
+                            shard->path, counted(h->set_shards, "shard").text, (long long)k);
     }
     return true;
 }
@@ -282,18 +283,18 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
     if (!dataloader_check_sets(loader, err) || !dataloader_check_repeated(loader, patterns, err))
         return false;
     if (loader->items == 0)
-        return fail(err, "'%s': no shard has the %lld tokens of a sequence and its last target", patterns,
-                    (long long)T + 1);
+        return fail(err, "'%s': no shard has the %s of a sequence and its last target", patterns,
+                    counted(T + 1, "token").text);
     loader->doc_len = loader->shards[0].header.doc_len;
     loader->masked = loader->shards[0].header.masked;
     loader->sequences = loader->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
     if (num_too_short > 0)
-        warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
-             "and its last target",
-             (long long)num_too_short, (long long)loader->num_shards, too_short, (long long)T + 1);
+        warn("not used: %lld of %s, for example %s: shorter than the %s of a sequence and its last target",
+             (long long)num_too_short, counted(loader->num_shards, "shard").text, too_short,
+             counted(T + 1, "token").text);
     if (loader->doc_len % T != 0 && skip == 0)
-        warn("'%s': the last %lld of the %lld tokens of each document are not used with sequences of %lld",
-             patterns, (long long)(loader->doc_len % T), (long long)loader->doc_len, (long long)T);
+        warn("'%s': not used with sequences of %lld: the last %lld of the %s of each document", patterns,
+             (long long)T, (long long)(loader->doc_len % T), counted(loader->doc_len, "token").text);
     return true;
 }
 
@@ -472,8 +473,8 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
                                    Error* err) {
     int64_t T = options->seq_len, B = options->batch, V = options->vocab_size;
     if (T < 1 || T > INT32_MAX - 1 || B < 1 || B > INT32_MAX || V < 1 || V > INT32_MAX)
-        return fail(err, "'%s': invalid batch of %lld sequences of %lld tokens, vocabulary of %lld", patterns,
-                    (long long)B, (long long)T, (long long)V);
+        return fail(err, "'%s': invalid batch of %s of %s, vocabulary of %lld", patterns,
+                    counted(B, "sequence").text, counted(T, "token").text, (long long)V);
     if (options->end_of_text < 0 || options->end_of_text >= V)
         return fail(err, "'%s': the end-of-text token %lld is outside the vocabulary of %lld", patterns,
                     (long long)options->end_of_text, (long long)V);

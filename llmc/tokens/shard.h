@@ -137,8 +137,8 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     if (fstat(fd, &st) != 0) return fail(err, "%s: cannot stat: %s", path, strerror(errno));
     if (st.st_size == 0) return fail(err, "%s: is empty", path);
     if (st.st_size < SHARD_HEADER_BYTES)
-        return fail(err, "%s: has %lld bytes, which is less than the header of a data shard (%d)", path,
-                    (long long)st.st_size, SHARD_HEADER_BYTES);
+        return fail(err, "%s: has %s, which is less than the header of a data shard (%d)", path,
+                    counted(st.st_size, "byte").text, SHARD_HEADER_BYTES);
     if (!shard_pread(fd, path, header, sizeof header, 0, err)) return false;
     if (header[0] != SHARD_MAGIC)
         return fail(err, "%s: is not a data shard: starts with %d, not %d%s", path, header[0], SHARD_MAGIC,
@@ -154,17 +154,18 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     h->doc_len = header[3];
     h->vocab_size = header[4];
     if (h->tokens < 0 || h->doc_len < 0 || h->vocab_size < 0)
-        return fail(err, "%s: damaged header: %lld tokens, document length %lld, vocabulary size %lld", path,
-                    (long long)h->tokens, (long long)h->doc_len, (long long)h->vocab_size);
+        return fail(err, "%s: damaged header: %s, document length %lld, vocabulary size %lld", path,
+                    counted(h->tokens, "token").text, (long long)h->doc_len, (long long)h->vocab_size);
     if (h->tokens == 0) return fail(err, "%s: contains no tokens", path);
     int64_t body = (int64_t)st.st_size - SHARD_HEADER_BYTES, expected = h->tokens * h->bytes_per_token;
     if (body != expected)
-        return fail(err, "%s: is %s: its header claims %lld tokens of %d bytes, %lld follow (%lld bytes)",
-                    path, body < expected ? "truncated" : "too long", (long long)h->tokens,
-                    h->bytes_per_token, (long long)(body / h->bytes_per_token), (long long)body);
+        return fail(err, "%s: is %s: its header claims %s of %s, %lld follow (%s)", path,
+                    body < expected ? "truncated" : "too long", counted(h->tokens, "token").text,
+                    counted(h->bytes_per_token, "byte").text, (long long)(body / h->bytes_per_token),
+                    counted(body, "byte").text);
     if (h->doc_len > 0 && h->tokens % h->doc_len != 0)
-        return fail(err, "%s: damaged header: %lld tokens are not a whole number of documents of %lld", path,
-                    (long long)h->tokens, (long long)h->doc_len);
+        return fail(err, "%s: damaged header: %s, not a whole number of documents of %lld", path,
+                    counted(h->tokens, "token").text, (long long)h->doc_len);
     return shard_unpack_checks(h, header, path, err);
 }
 
@@ -323,11 +324,11 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     if (doc_len < 0 || doc_len > INT32_MAX)
         return fail(err, "%s: document length %lld is not in 0..%d", prefix, (long long)doc_len, INT32_MAX);
     if (shard_tokens < 1 || shard_tokens > INT32_MAX)
-        return fail(err, "%s: %lld tokens per shard is not in 1..%d", prefix, (long long)shard_tokens,
+        return fail(err, "%s: %s per shard is not in 1..%d", prefix, counted(shard_tokens, "token").text,
                     INT32_MAX);
     if (shard_tokens < doc_len)
-        return fail(err, "%s: a shard of %lld tokens cannot hold one document of %lld", prefix,
-                    (long long)shard_tokens, (long long)doc_len);
+        return fail(err, "%s: a shard of %s cannot hold one document of %lld", prefix,
+                    counted(shard_tokens, "token").text, (long long)doc_len);
     w->prefix = prefix;
     w->split = split;
     w->header.vocab_size = vocab_size;
@@ -411,8 +412,9 @@ static inline bool shard_writer_checksums(ShardWriter* w, Error* err) {
 static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     char folder[PATH_LENGTH];
     if (w->header.doc_len > 0 && w->header.tokens % w->header.doc_len != 0)
-        return fail(err, "%s: the last document has only %lld of %lld tokens", w->path,
-                    (long long)(w->header.tokens % w->header.doc_len), (long long)w->header.doc_len);
+        return fail(err, "%s: the last document has only %lld of %s", w->path,
+                    (long long)(w->header.tokens % w->header.doc_len),
+                    counted(w->header.doc_len, "token").text);
     if (!shard_writer_checksums(w, err)) return false;
     if (!shard_put_header(w->file, &w->header))
         return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));

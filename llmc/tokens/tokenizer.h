@@ -234,7 +234,7 @@ static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t
 }
 
 static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, uint32_t* out) {
-    if (n >= (int64_t)1 << BPE_AT_BITS) die("a word of %lld bytes is too long to encode", (long long)n);
+    if (n >= (int64_t)1 << BPE_AT_BITS) die("a word of %s is too long to encode", counted(n, "byte").text);
     BpeSymbol* symbols = (BpeSymbol*)xrealloc(NULL, (size_t)n * sizeof *symbols);
     // there are n - 1 initial pairs; each of up to n - 1 merges removes one entry and adds at most two
     uint64_t* heap = (uint64_t*)xrealloc(NULL, 2 * (size_t)n * sizeof *heap);
@@ -381,14 +381,14 @@ static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const c
         const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
         if (!newline) return fail(err, "%s: is truncated: ends in the middle of line %d", path, number);
         if (number > merges + 1)
-            return fail(err, "%s: has more than the %lld merges of GPT-2", path, (long long)merges);
+            return fail(err, "%s: has more than the %s of GPT-2", path, counted(merges, "merge").text);
         if (number > 1 && !gpt2_add_merge(t, byte_of, line, (size_t)(newline - line), number, path, err))
             return false;
         line = newline + 1;
     }
     if (t->vocab_size != 256 + merges)
-        return fail(err, "%s: has %lld merges, GPT-2 has %lld: is it truncated?", path,
-                    (long long)t->vocab_size - 256, (long long)merges);
+        return fail(err, "%s: has %s, GPT-2 has %lld: is it truncated?", path,
+                    counted(t->vocab_size - 256, "merge").text, (long long)merges);
     return true;
 }
 

@@ -117,13 +117,13 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     hidden = documents_hidden(&last.votes.documents);
     getrusage(RUSAGE_SELF, &usage);
     const int ranks = run->world->size, threads = trainer->threads ? trainer->threads() : 0;
-    printf("%lld step%s of %lld x %lld x %lld tokens on %d ", (long long)run->options.bench,
-           plural(run->options.bench, "s"), (long long)run->micro_batches, (long long)run->micro_batch,
-           (long long)run->options.seq_len, ranks);
+    printf("%s of %lld x %lld x %s on ", counted(run->options.bench, "step").text,
+           (long long)run->micro_batches, (long long)run->micro_batch,
+           counted(run->options.seq_len, "token").text);
     if (trainer->threads)
-        printf("rank%s of %d thread%s\n", plural(ranks, "s"), threads, plural(threads, "s"));
+        printf("%s of %s\n", counted(ranks, "rank").text, counted(threads, "thread").text);
     else
-        printf("GPU%s", plural(ranks, "s"));
+        printf("%s", counted(ranks, "GPU").text);
     if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
     if (!trainer->threads) printf("\n");
     if (trainer->bench_print) trainer->bench_print(model, run, &last);
@@ -204,7 +204,7 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
     CacheSizes sizes = engine_sizes(trainer, counts[1], T + drawn);
     Engine engine;
     double seconds[2];
-    char name[64];
+    char name[96];
     sizes.pages =
         engine_heads(&run->config) * (several > pages_of(T + drawn) ? several : pages_of(T + drawn));
     if (!engine_open(&engine, trainer, model, &run->config, &sizes, run->world)) {
@@ -216,7 +216,7 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
     engine.end_of_text = -1;                 // goes on behind it
     bench_sequences(seconds, &engine, 1, T); // to warm up
     bench_sequences(seconds, &engine, 1, T);
-    snprintf(name, sizeof name, "prompt of %lld tokens", (long long)T);
+    snprintf(name, sizeof name, "prompt of %s", counted(T, "token").text);
     printf("  %-28s %10.2f ms %10.0f tokens/s\n", name, 1e3 * seconds[0], (double)T / seconds[0]);
     for (int i = 0; i < 2; i++) {
         double length = (double)(context + 4 * trainer->pass_steps);

@@ -29,9 +29,9 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
     const RankField fields[] = {{"shards in --data", print}, {"shards in --val-data", val_print}};
     ranks_compare(run->world, fields, 2);
     if (state->fingerprint && state->fingerprint != print && !o->data_changed)
-        die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
+        die("--data %s: not the data that the run in %s was trained on (%s now, %lld then); give "
             "--data-changed to go on with it",
-            o->data, resume_name(run), (long long)sequences, (long long)state->sequences);
+            o->data, resume_name(run), counted(sequences, "sequence").text, (long long)state->sequences);
     run->data_changed = state->fingerprint && state->fingerprint != print;
     char at[RUN_PROGRESS_BYTES];
     if (run->data_changed && state->step >= run->last_step)

@@ -39,9 +39,8 @@ static inline void step_progress_add(StepProgress* p, const Logger* l, int64_t s
     log_duration(left, seconds * (double)(p->all * steps - p->done));
     fflush(stdout);
     FILE* to = p->terminal ? stderr : stdout;
-    fprintf(to, "step %lld/%lld  %lld of %lld micro-batches  %6s left%s", (long long)step,
-            (long long)l->num_steps, (long long)p->done, (long long)p->all, left,
-            p->terminal ? "\x1b[K\r" : "\n");
+    fprintf(to, "step %lld/%lld  %lld of %s  %6s left%s", (long long)step, (long long)l->num_steps,
+            (long long)p->done, counted(p->all, "micro-batch").text, left, p->terminal ? "\x1b[K\r" : "\n");
     fflush(to);
     p->shown = p->terminal;
     p->next = p->terminal ? now + 0.25 : INFINITY;

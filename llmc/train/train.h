@@ -277,8 +277,8 @@ __attribute__((noreturn)) static inline void training_die_not_valid(const Traini
 // A step of which no target counts has no loss. AdamW went on with a gradient of 0.
 static inline void training_log_empty(Training* t, LogStep* line) {
     char text[160];
-    snprintf(text, sizeof text, "step %lld: none of its %lld targets counts: its gradient is 0",
-             (long long)line->step, (long long)line->step_tokens);
+    snprintf(text, sizeof text, "step %lld: none of its %s counts: its gradient is 0", (long long)line->step,
+             counted(line->step_tokens, "target").text);
     line->loss = NAN;
     logger_warning(&t->logger, line->step, text);
 }
@@ -561,8 +561,8 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
         Error err;
         Run run;
         if (candidate > 0 && candidate == folder.count)
-            die("%s: none of its %d checkpoints can be read; move them away to start anew", line.options.out,
-                folder.count);
+            die("%s: has %s, and none can be read; move them away to start anew", line.options.out,
+                counted(folder.count, "checkpoint").text);
         if (run_configure(&run, &line, world, &folder, candidate, trainer->suggested_tokens, &err))
             exit_code = run_work(trainer, &run, &err);
         if (exit_code == RUN_DAMAGED && run.branched) die("%s", err.msg);

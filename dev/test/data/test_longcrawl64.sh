@@ -112,7 +112,7 @@ files "$out" ""
 head -c 1000 $fixtures/train.zarr/0.2 >"$scratch/copy/train.zarr/0.2"
 dies "train.zarr/0.2: damaged: its blosc header claims 15807 bytes, the file has 1000" train "$scratch/copy"
 : >"$scratch/copy/train.zarr/0.2"
-dies "train.zarr/0.2: damaged: 0 bytes are too few for a blosc chunk" train "$scratch/copy"
+dies "train.zarr/0.2: damaged: has 0 bytes, too few for a blosc chunk" train "$scratch/copy"
 cp $fixtures/bad_id/train.zarr/0.0 "$scratch/copy/train.zarr/0.2"
 dies "a chunk has 16384" train "$scratch/copy"
 files "$out" ""
@@ -150,9 +150,9 @@ END
 huge() { (ulimit -v 4000000 && train "$scratch/huge" "$@"); }
 mkdir -p "$scratch/huge/train.zarr"
 sed 's/^ *2,$/    500000,/; s/^ *4096$/    1/; s/^ *3,$/    500000,/' $fixtures/train.zarr/.zarray >"$scratch/huge/train.zarr/.zarray"
-dies "train.zarr: not an array of LongCrawl64: its chunks are 500000 x 1 tokens" huge
+dies "train.zarr: not an array of LongCrawl64: its chunks have 500000 rows of 1 token" huge
 sed 's/^ *2,$/    1,/; s/^ *4096$/    1/; s/^ *3,$/    2000000000,/' $fixtures/train.zarr/.zarray >"$scratch/huge/train.zarr/.zarray"
-dies "train.zarr: not an array of LongCrawl64: its chunks are 1 x 1 tokens" huge --tokens 30000000000000
+dies "train.zarr: not an array of LongCrawl64: its chunks have 1 row of 1 token" huge --tokens 30000000000000
 fresh
 truncate -s 17M "$scratch/copy/train.zarr/0.2"
 cp $fixtures/train.zarr/.zarray "$scratch/copy/train.zarr/"
@@ -167,7 +167,7 @@ rm -rf "$scratch/copy"
 cp -r $fixtures "$scratch/copy"
 fresh
 check "without a list" train $fixtures
-said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+said "warning: NOT VERIFIED: 8 of 8 chunks: neither" stderr
 fresh
 check "a list" train $fixtures --sha256sums "$list"
 equals "" "$(cat "$scratch/stderr")"
@@ -185,7 +185,7 @@ files "$out" ""
 dies "train.zarr/0.2: damaged: received data has SHA-256" train "$scratch/copy" --sha256sums "$list"
 sed -i '/0\.2/d' "$scratch/copy/SHA256SUMS"
 check "a list in the source that lacks a chunk" train "$scratch/copy"
-said "warning: 1 of 8 chunks are NOT VERIFIED" stderr
+said "warning: NOT VERIFIED: 1 of 8 chunks: neither" stderr
 fresh
 cp $fixtures/train.zarr/0.2 "$scratch/copy/train.zarr/"
 dies "the list of SHA-256 does not have train.zarr/0.2" train $fixtures --sha256sums "$scratch/copy/SHA256SUMS"
@@ -275,10 +275,10 @@ dies "kept/train.zarr/.zarray: differs from" train "$url/plain" --cache "$scratc
 
 fresh
 check "no SHA-256" train "$url/plain"
-said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+said "warning: NOT VERIFIED: 8 of 8 chunks: neither" stderr
 fresh
 check "a flipped bit that nothing can notice" train "$url/flipped@0.1"
-said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+said "warning: NOT VERIFIED: 8 of 8 chunks: neither" stderr
 fresh
 check "a list" train "$url/plain" --sha256sums "$list"
 equals "" "$(cat "$scratch/stderr")"

@@ -20,16 +20,16 @@ rows() {
 rows 4 "packed into 2 rows of 4 tokens: cropped 0 tokens (0.000%), padded none" "1 1 1 1 3 3 9 2" \
     2:1,1,1,1 2:2 2: 2:3,3
 equals "1 8 4 10" "$(od -An -td4 -v -j4 -N16 $scratch/a_train_000000.bin | xargs)" # version, tokens, D, vocabulary
-rows 4 "2 rows of 4 tokens: cropped 1 tokens (12.500%)" "1 2 3 4 5 6 7 9" 2:1,2,3,4,5,6 0:7 2:8
+rows 4 "2 rows of 4 tokens: cropped 1 token (12.500%)" "1 2 3 4 5 6 7 9" 2:1,2,3,4,5,6 0:7 2:8
 rows 4 "cropped 0 tokens" "1 1 1 1 2 2 2 2" 2:1,1,1,1,2,2,2,2
 rows 1 "cropped 0 tokens" "1 1 2" 2:1,1 2:2
 # as they come: 1 1 1 1 1 9 2 2 | 3 3 9 4 4 ..., which loses 3 and, at the end, 4
 rows 8 "2 rows of 8 tokens: cropped 0 tokens" "1 1 1 1 1 9 3 3 2 2 2 2 2 9 4 4" 2:1,1,1,1,1 2:2,2,2,2,2 2:3,3 2:4,4
 # the last document of a row is cropped: the shortest where none fits; another where this loses less, but not where the
 # row is filled without
-rows 6 "1 rows of 6 tokens: cropped 5 tokens (50.000%)" "2 2 2 2 9 1" 2:1,1,1 2:2,2,2,2 2:3,3,3
-rows 10 "1 rows of 10 tokens: cropped 6 tokens (40.000%)" "1 1 1 1 1 1 9 2 2 2" 2:1,1,1,1,1,1 2:2,2,2,2 2:3 2:4,4,4,4
-rows 10 "1 rows of 10 tokens: cropped 4 tokens" "1 1 1 1 1 1 9 3 9 4" 2:1,1,1,1,1,1 2:2,2,2,2 2:3 2:4
+rows 6 "1 row of 6 tokens: cropped 5 tokens (50.000%)" "2 2 2 2 9 1" 2:1,1,1 2:2,2,2,2 2:3,3,3
+rows 10 "1 row of 10 tokens: cropped 6 tokens (40.000%)" "1 1 1 1 1 1 9 2 2 2" 2:1,1,1,1,1,1 2:2,2,2,2 2:3 2:4,4,4,4
+rows 10 "1 row of 10 tokens: cropped 4 tokens" "1 1 1 1 1 1 9 3 9 4" 2:1,1,1,1,1,1 2:2,2,2,2 2:3 2:4
 rows 10 "2 rows of 10 tokens: cropped 0 tokens" "1 1 1 1 1 1 9 3 3 9 2 2 2 2 9 4 4 4 4 9" \
     2:1,1,1,1,1,1 2:2,2,2,2 2:3,3 2:4,4,4,4
 # the buffer is full at 64 rows: what comes later is in none of them

@@ -465,7 +465,7 @@ static void test_old_shards(void) {
     write_text(DIR_ "old/t_train_12.bin", "text");
     write_text(DIR_ "old/t_train_tokenizer.json.tmp", "left"); // and old/s_tokenizer.json
     write_text(DIR_ "old/s_val_tokenizer.json.tmp", "left");
-    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 7 data shards or tokenizers");
+    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 7 files: data shards or tokenizers");
     check_text(DIR_ "old/s", "train", "\1text");
     CHECK(!exists(DIR_ "old/s_val_000000.bin.tmp"), "a temporary file of the prefix remains");
     CHECK(!exists(DIR_ "old/s_val_tokenizer.json.tmp"), "a temporary file of the prefix remains");
@@ -515,7 +515,7 @@ static void test_not_text(void) {
     write_start(DIR_ "kinds/c", "\x1f\x8b", 2);
     DIES("kinds/b: is not text but binary: it has a zero byte; remove it from the input",
          "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
-    DIES("; nor are 1 other files", "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
+    DIES("; also not text: 1 other file", "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
     DIES(DIR_ "s_train_000000.bin: is not text but a data shard",
          "--tokenizer byte --out " DIR_ "e " DIR_ "s_train_000000.bin");
     CHECK(!exists(DIR_ "e_train_000000.bin"), "wrote shards of input that is not text");

@@ -110,7 +110,7 @@ alone() {
         --micro-batch 7 --dump "$scratch/dump"
     check "padded documents" positions padded "$shards/seven.bin" "$shards/padded.bin" 48 80
     evaluate $double --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 3
-    said "245 targets count"
+    said "245 targets counted"
     check "each alone" positions alone "$scratch/dump" "$result" 48 1e-12
     mv "$result" "$scratch/alone.json"
     check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \

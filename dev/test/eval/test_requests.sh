@@ -47,7 +47,7 @@ echo '{"type":"rolling","text":"x"}' >"$scratch/one"
 dies "cannot write answers to standard output" sh -c '"$@" >/dev/full' - "$trainer" --init "$init" --requests "$scratch/one"
 check "no requests" "$trainer" --init "$init" --requests /dev/null
 equals "" "$(cat "$scratch/stdout")"
-said "0 answers, 0 of them errors" stderr
+said "0 answers, 0 errors, in" stderr
 
 # Under a limit of memory: where one is enough, all larger ones are. A cache that takes the last of it leaves nothing for
 # threads and texts.

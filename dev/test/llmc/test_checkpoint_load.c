@@ -304,7 +304,7 @@ static void test_bad_checksums(void) {
     edit(in_out("step_00000003/trainer.json"), "\"model.safetensors\": [",
          "\"model.safetensors\": [\"0123456789abcdef\", ");
     seal(in_out("step_00000003/trainer.json"));
-    CHECK_FAILS("has 1 blocks of 67108864 bytes, but trainer.json lists 2", verify(folder_of(3), 0, 1));
+    CHECK_FAILS("has 1 block of 67108864 bytes, but trainer.json lists 2", verify(folder_of(3), 0, 1));
 }
 
 // A folder of --init: a checkpoint or part of one, or a folder of another program.

@@ -1,4 +1,5 @@
-// Tests of llmc/base/numbers.h and common.h: valid and invalid numbers and counts, the length of messages.
+// Tests of llmc/base/numbers.h and common.h: valid and invalid numbers and counts, counts and durations in
+// messages, and how long these are.
 #include "../check.h"
 #include "../../../llmc/base/numbers.h"
 
@@ -47,7 +48,53 @@ static void test_long_message(void) {
     }
 }
 
+static void test_counted(void) {
+    static const struct {
+        int64_t n;
+        const char *noun, *text;
+    } counts[] = {{1, "token", "1 token"},
+                  {0, "token", "0 tokens"},
+                  {2, "token", "2 tokens"},
+                  {-1, "token", "-1 tokens"},
+                  {INT64_MAX, "token", "9223372036854775807 tokens"},
+                  {1, "micro-batch", "1 micro-batch"},
+                  {2, "micro-batch", "2 micro-batches"},
+                  {2, "pass", "2 passes"},
+                  {2, "index", "2 indexes"},
+                  {1, "entry", "1 entry"},
+                  {2, "entry", "2 entries"},
+                  {2, "key", "2 keys"},
+                  {2, "month", "2 months"},
+                  {1, "training sequence", "1 training sequence"},
+                  {2, "training sequence", "2 training sequences"}};
+    char line[512];
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        const Counted c = counted(counts[i].n, counts[i].noun);
+        CHECK(strcmp(c.text, counts[i].text) == 0, "%s, not %s", c.text, counts[i].text);
+    }
+    snprintf(line, sizeof line, "%s, %s, %s; %lld %s; %s, %s", counted(1, "step").text,
+             counted(2, "step").text, counted(3, "rank").text, 1LL, plural(1, "answer").text,
+             counted_range(2, 2, "batch").text, counted_range(0, 1, "batch").text);
+    CHECK(strcmp(line, "1 step, 2 steps, 3 ranks; 1 answer; 2 batches, 0 to 1 batch") == 0, "%s", line);
+}
+
+static void test_duration(void) {
+    static const struct {
+        double seconds;
+        const char* text;
+    } durations[] = {
+        {1, "1 s"},           {150, "2.5 minutes"}, {3600, "1 hour"},      {3601, "1 hour"},
+        {3636, "1.01 hours"}, {86400, "24 hours"},  {86400 * 4, "4 days"}, {86400 * 731, "2 years"}};
+    char text[32];
+    for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++) {
+        duration_text(text, durations[i].seconds);
+        CHECK(strcmp(text, durations[i].text) == 0, "%s, not %s", text, durations[i].text);
+    }
+}
+
 int main(void) {
+    test_counted();
+    test_duration();
     test_long_message();
     static const char* const bad[] = {"",      " ",      " 1",   "1 ",   "k",     "1kk",   "1KB",  "1ki",
                                       "1m",    "1i",     "1kiB", "0x10", "inf",   "nan",   "-inf", "1e",

@@ -294,18 +294,18 @@ static void test_bad_headers(void) {
         {ONE("\"F32\"", "[1]", "[0.5,4.5]"), 5, "'data_offsets' is missing or not"},
         {ONE("\"F32\"", "[1]", "[4,0]"), 4, "'data_offsets' is missing or not"},
         {ONE("\"F32\"", "[1]", "[-4,0]"), 4, "'data_offsets' is missing or not"},
-        {ONE("\"F32\"", "[1]", "[0,3]"), 4, "need 4 bytes, but its data_offsets span 3"},
-        {ONE("\"F32\"", "[2]", "[0,4]"), 4, "need 8 bytes, but its data_offsets span 4"},
-        {ONE("\"F32\"", "[0]", "[0,4]"), 4, "need 0 bytes, but its data_offsets span 4"},
-        {ONE("\"F32\"", "[]", "[0,8]"), 8, "need 4 bytes, but its data_offsets span 8"},
+        {ONE("\"F32\"", "[1]", "[0,3]"), 4, "data_offsets span 3 bytes, but its type and shape need 4"},
+        {ONE("\"F32\"", "[2]", "[0,4]"), 4, "data_offsets span 4 bytes, but its type and shape need 8"},
+        {ONE("\"F32\"", "[0]", "[0,4]"), 4, "data_offsets span 4 bytes, but its type and shape need 0"},
+        {ONE("\"F32\"", "[]", "[0,8]"), 8, "data_offsets span 8 bytes, but its type and shape need 4"},
         {ONE("\"F32\"", "[1]", "[0,9223372036854775807]"), 4, "span 9223372036854775807"},
         {ONE("\"F32\"", "[1]", "[9223372036854775800,9223372036854775804]"), 4, "it is truncated"},
         {ONE("\"F32\"", "[1]", "[0,4]"), 3,
          "ends at byte 4 of the data, but the file has only 3: it is truncated"},
         {ONE("\"F32\"", "[1]", "[0,4]"), 0, "it is truncated"},
-        {ONE("\"F32\"", "[1]", "[0,4]"), 5, "1 bytes at the end of the file belong to no tensor"},
+        {ONE("\"F32\"", "[1]", "[0,4]"), 5, "no tensor has the 1 byte at the end of the file"},
         {ONE("\"F32\"", "[1]", "[1,5]"), 5, "'a': begins at byte 1 of the data: leaves a gap"},
-        {"{}", 1, "1 bytes at the end of the file belong to no tensor"},
+        {"{}", 1, "no tensor has the 1 byte at the end of the file"},
         {TWO("[0,4]", "[5,9]"), 9, "'b': begins at byte 5 of the data: leaves a gap"},
         {TWO("[5,9]", "[0,4]"), 9, "'a': begins at byte 5 of the data: leaves a gap"},
         {TWO("[0,4]", "[3,7]"), 7, "'b': begins at byte 3 of the data: overlaps"},
@@ -339,9 +339,9 @@ static void test_bad_files(void) {
     check_rejected("/dev/null", "is not a regular file", "a device");
     path = in_folder("bad.safetensors");
     write_bytes(path, file, 0);
-    check_rejected(path, "0 bytes are too few", "an empty file");
+    check_rejected(path, "has 0 bytes, too few", "an empty file");
     write_bytes(path, file, 7);
-    check_rejected(path, "7 bytes are too few", "a file of 7 bytes");
+    check_rejected(path, "has 7 bytes, too few", "a file of 7 bytes");
     write_bytes(path, file, 8);
     check_rejected(path, "header: bad JSON at byte 0: expected a value, but the text ends here",
                    "a header of 0 bytes");
@@ -354,7 +354,8 @@ static void test_bad_files(void) {
     memcpy(file, &lengths[2], 8);
     write_bytes(path, file, 8);
     if (truncate(path, 128 << 20) == 0)
-        check_rejected(path, "its header claims 104857601 bytes", "a header above the limit");
+        check_rejected(path, "its header claims a length of 104857601, the file has 134217728 bytes",
+                       "a header above the limit");
     remove(path);
 }
 
@@ -548,7 +549,7 @@ static void test_sets(void) {
 
     write_raw(in_folder("model.safetensors"), "{}", 1);
     CHECK(!safetensors_set_open(&set, scratch_folder, "model", &err) &&
-              strstr(err.msg, "belong to no tensor"),
+              strstr(err.msg, "no tensor has the 1 byte"),
           "%s", err.msg);
 }
 

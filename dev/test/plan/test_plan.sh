@@ -12,8 +12,8 @@ mib() { line "$1" | awk '{ print $2 == "GiB" ? 1024 * $1 : $1 }'; }
 # planned: hours of the last plan's time, of a GPU's by its GPU-hours, which have more digits
 planned() {
     line time | awk '{
-        split("s 3600 minutes 60 hours 1 days 0.041666667 years 0.00011407955", unit)
-        for (i = 1; unit[i] != $2; i += 2) if (i > 9) exit 1
+        split("s 3600 minutes 60 hour 1 hours 1 days 0.041666667 years 0.00011407955", unit)
+        for (i = 1; unit[i] != $2; i += 2) if (i > 11) exit 1
         h = $1 / unit[i + 1]
         for (i = 3; i < NF; i++) { if ($i == "on") gpus = $(i + 1); if ($(i + 1) ~ /^GPU-hours/) of_gpus = $i }
         if (of_gpus && (of_gpus / gpus > 1.01 * h || of_gpus / gpus < 0.99 * h)) exit 1

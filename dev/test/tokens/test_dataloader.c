@@ -289,7 +289,7 @@ static void test_open(void) {
     static const struct {
         DataOptions options;
         const char* expected;
-    } invalid[] = {{{0, 1, {1, 0, 1}, V, 0, false, 0, 0}, "sequences of 0 tokens"},
+    } invalid[] = {{{0, 1, {1, 0, 1}, V, 0, false, 0, 0}, "1 sequence of 0 tokens"},
                    {{T, 0, {1, 0, 1}, V, 0, false, 0, 0}, "batch of 0 sequences"},
                    {{T, 1, {1, 0, 1}, V, V, false, 0, 0}, "end-of-text"},
                    {{T, 1, {2, 1, 2}, V, 0, false, 0, 0}, "sequences 1 to 3 of 2"},
@@ -309,12 +309,12 @@ static void open_and_exit(const char* pattern, int64_t n) {
 static void test_warnings(void) {
     // the last shard is one token shorter than a sequence and its last target
     write_set("tail", V, 0, 4 * T + 1, 2 * (4 * T + 1) + T);
-    CHECK_DIES("1 of 3 shards are not used, for example " TEST_FOLDER
+    CHECK_DIES("not used: 1 of 3 shards, for example " TEST_FOLDER
                "/dataloader/tail_train_000002.bin: shorter than "
                "the 17 tokens of a sequence and its last target",
                open_and_exit("tail_train_*.bin", 8));
     write_set("rest", V, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
-    CHECK_DIES("the last 3 of the 35 tokens of each document are not used",
+    CHECK_DIES("not used with sequences of 16: the last 3 of the 35 tokens of each document",
                open_and_exit("rest_train_*.bin", 16));
     static Expected e;
     DataLoader l;

@@ -85,7 +85,7 @@ evaluation() {
     said "60 51 60 51 60 51 60 51"
     check "no target counts of the first 512 tokens" $double --init "$step" --val-data "$files/tail.bin" --seq-len 1024 \
         --eval "$scratch/tail.json"
-    said "1 targets count"
+    said "1 target counted;"
     equals 0 "$(grep -ci nan "$scratch/stdout")"
     said '"512": null,' tail.json
 }

@@ -48,7 +48,7 @@ longer : is too long
 negative : damaged header: -4000 tokens
 no_tokens : contains no tokens
 short ': no shard has the 17 tokens
-half_document : damaged header: 4000 tokens are not a whole number of documents of 48
+half_document : damaged header: 4000 tokens, not a whole number of documents of 48
 vocabulary : its vocabulary of 50257 is larger than the model's 257; a new model of this data is made with --set vocab_size=50257
 high_id : token 1000 has id 257, outside the vocabulary of 257; a new model gets a larger one with --set vocab_size=N
 huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
@@ -114,7 +114,7 @@ END
         dies "$message" init "$files/weights/$name"
         no_checkpoint
     done <<'END'
-header_huge model.safetensors: its header claims 4611686018427387904 bytes
+header_huge model.safetensors: its header claims a length of 4611686018427387904
 header_past_end model.safetensors: its header claims
 header_longer model.safetensors, header: bad JSON
 header_shorter model.safetensors, header: bad JSON
@@ -126,7 +126,7 @@ overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the 
 offsets_swapped tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_negative tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_three tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
-offsets_huge tensor 'model.layers.1.attn.q_proj.weight': its type and shape need 1024 bytes
+offsets_huge tensor 'model.layers.1.attn.q_proj.weight': its data_offsets span 1023 bytes, but its type and shape need 1024
 shape_other tensor 'model.layers.1.attn.q_proj.weight' has shape [8, 32], but [16, 16] fits the config
 shape_flat tensor 'model.layers.1.attn.q_proj.weight' has shape [256], but [16, 16] fits the config
 shape_negative tensor 'model.layers.1.attn.q_proj.weight': its shape has a negative size
@@ -134,14 +134,14 @@ shape_huge tensor 'model.layers.1.attn.q_proj.weight': its shape is too large
 type_int tensor 'model.layers.1.attn.q_proj.weight' has type I32
 type_unknown tensor 'model.layers.1.attn.q_proj.weight': type 'F4' is not supported
 data_cut it is truncated
-data_longer 1 bytes at the end of the file belong to no tensor
+data_longer no tensor has the 1 byte at the end of the file
 data_none it is truncated
 tensor_missing tensor 'model.norm.weight' is missing
 tensor_extra tensor 'model.extra' is not part of the model
 tensor_renamed tensor 'model.layers.0.attn.q_proj.weight' is missing
-file_empty model.safetensors: 0 bytes are too few
-file_7 model.safetensors: 7 bytes are too few
-file_8 model.safetensors: its header claims 18446744073709551615 bytes
+file_empty model.safetensors: has 0 bytes, too few
+file_7 model.safetensors: has 7 bytes, too few
+file_8 model.safetensors: its header claims a length of 18446744073709551615
 file_missing holds neither model.safetensors nor model.safetensors.index.json
 config_missing config.json: cannot open
 nan model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains nan

@@ -276,7 +276,7 @@ refused() {
     dies "--attention most: not one of fox|cudnn" train refused --attention most
     dies "cuDNN has no forget gate" train refused --attention cudnn
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
-    dies "do not fit into" gpu $large --micro-batch 4096
+    dies "does not fit into" gpu $large --micro-batch 4096
     dies "--micro-batch" gpu $large --micro-batch 256 --recompute none
     CUDA_VISIBLE_DEVICES="" dies "there is no GPU in CUDA_VISIBLE_DEVICES=''; ./train_fox trains on the CPU" train refused
     equals "" "$(find "$scratch/refused" -name '*step_*' 2>/dev/null)"

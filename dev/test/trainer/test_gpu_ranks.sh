@@ -69,7 +69,7 @@ same_weights() {
 same_losses() {
     check "one GPU" train 1 one
     check "two GPUs" train 2 two
-    said "2 ranks with 6 to 6 micro-batches a step"
+    said "2 ranks with 6 micro-batches a step"
     check "which path moves gradients" grep -qE '"device":"[^"]*: [^"]*gradients by (copy engines|NCCL), ' "$scratch/two/log.jsonl"
     check "none on one GPU" sh -c '! grep -q "gradients by" "$1"' sh "$scratch/one/log.jsonl"
     near 2e-3 one two

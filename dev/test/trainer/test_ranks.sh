@@ -403,7 +403,7 @@ not_finite() {
     local code=0
     resume 3 "$out" --save-every 1 >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
     equals "1 2 5" "$code $(own "$scratch/stderr" | wc -l) $(checkpoints "$out")"
-    said "none of its 1 checkpoints can be read" stderr
+    said "has 1 checkpoint, and none can be read" stderr
     said "step_00000005/model.safetensors: tensor 'lm_head.weight' contains nan" stderr
     check "weights" run 0 $short "$scratch/nan_start" --max-steps 1
     check "damage them" files nan "$(step "$scratch/nan_start" 1)/model.safetensors" model.norm.weight

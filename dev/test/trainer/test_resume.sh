@@ -243,7 +243,7 @@ damaged() {
     rm "$out"/step_*/optimizer.safetensors
     resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
     equals "1 3" "$code $(wc -l <"$scratch/stderr")"
-    equals "error: $out: none of its 2 checkpoints can be read; move them away to start anew" \
+    equals "error: $out: has 2 checkpoints, and none can be read; move them away to start anew" \
         "$(tail -n 1 "$scratch/stderr")"
     equals "5 10" "$(checkpoints "$out")"
 }
@@ -267,7 +267,7 @@ not_finite() {
     for step in 5 10; do check "damage it" files nan "$out/step_$(printf %08d $step)/model.safetensors" $weight; done
     resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
     equals "1 3" "$code $(wc -l <"$scratch/stderr")"
-    said "$out: none of its 2 checkpoints can be read" stderr
+    said "$out: has 2 checkpoints, and none can be read" stderr
     equals "5 10" "$(checkpoints "$out")"
 }
 

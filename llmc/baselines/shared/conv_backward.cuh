@@ -401,7 +401,7 @@ static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, con
                                : conv_backward_kernel<STEPS, LANES, BIAS, false>;
     int pitch = conv_pitch(*s);
     int64_t rows = (int64_t)(norm_partial_bytes() / sizeof(float)) / pitch;
-    if (rows < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
+    if (rows < 1) die("a convolution on the GPU over %s is too wide", counted(s->C, "channel").text);
     ConvSegments cut = conv_segments(s, 128, CONV_BACKWARD_TILE, CONV_BACKWARD_WARPS, rows);
     CUDA_LAUNCH(kernel, (unsigned)(cut.groups * cut.parts), 32, stream, dx, dy, x, *s, cut, partial);
     CUDA_LAUNCH(conv_sums_kernel, (unsigned)ceil_div(pitch, 32), 512, stream, partial, *s, cut.groups);

@@ -119,12 +119,12 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
     hf_print_names(f, "initialized from", r->init);
     fprintf(f, "| layers | %lld |\n| width | %lld |\n", (long long)c->num_hidden_layers,
             (long long)c->hidden_size);
-    fprintf(f, "| heads | %lld of %lld channels |\n| MLP width | %lld |\n", (long long)c->num_heads,
-            (long long)config_head_size(c), (long long)config_mlp_size(c));
-    fprintf(f, "| vocabulary | %lld tokens |\n", (long long)c->vocab_size);
+    fprintf(f, "| heads | %lld of %s |\n| MLP width | %lld |\n", (long long)c->num_heads,
+            counted(config_head_size(c), "channel").text, (long long)config_mlp_size(c));
+    fprintf(f, "| vocabulary | %s |\n", counted(c->vocab_size, "token").text);
     fprintf(f, "| parameters | %lld (%lld without the input embedding) |\n", (long long)table->parameters,
             (long long)table->non_embedding);
-    fprintf(f, "| trained on | %lld tokens, in sequences of %lld |\n", (long long)r->tokens,
+    fprintf(f, "| trained on | %s, in sequences of %lld |\n", counted(r->tokens, "token").text,
             (long long)r->seq_len);
     hf_print_names(f, "data", r->data);
     fprintf(f, "| seed | %lld |\n| code version | %s |\n\n", (long long)r->seed, r->code_version);

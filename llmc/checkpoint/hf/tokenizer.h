@@ -35,8 +35,8 @@ static inline bool hf_read(char** text, const char* path, Error* err) {
         return errno == ENOENT || fail(err, "%s: cannot read: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) return fail(err, "%s: is not a regular file", path);
     if (st.st_size > HF_TOKENIZER_BYTES)
-        return fail(err, "%s: has %lld bytes, more than a tokenizer's file can have (%d)", path,
-                    (long long)st.st_size, HF_TOKENIZER_BYTES);
+        return fail(err, "%s: has %s, more than a tokenizer's file can have (%d)", path,
+                    counted(st.st_size, "byte").text, HF_TOKENIZER_BYTES);
     *text = read_file(path, &bytes, err);
     if (!*text || strlen(*text) == bytes) return *text != NULL;
     free(*text);
@@ -77,8 +77,8 @@ static inline bool hf_check_tokenizer(const char* path, const Json* j, const Con
     if (!valid || largest < 0)
         return fail(err, "%s: is not a tokenizer: it has no model.vocab with a number for each token", path);
     if (largest < c->vocab_size) return true;
-    return fail(err, "%s: has the token id %lld, but the model's vocabulary has %lld tokens", path,
-                (long long)largest, (long long)c->vocab_size);
+    return fail(err, "%s: has the token id %lld, but the model's vocabulary has %s", path, (long long)largest,
+                counted(c->vocab_size, "token").text);
 }
 
 // The text of a parsed tokenizer.json, to be freed, in which null stands for what shards are encoded without

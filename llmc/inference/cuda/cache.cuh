@@ -254,11 +254,11 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     const CacheSizes* s = &c->sizes;
     if (e->rows < 1 || e->rows > s->rows || e->sequences > s->slots || e->outputs > s->outputs ||
         e->steps > EXTEND_STEPS)
-        die("a pass of %lld rows, %lld sequences and %lld outputs is larger than its cache",
-            (long long)e->rows, (long long)e->sequences, (long long)e->outputs);
+        die("a pass of %s, %s and %s is larger than its cache", counted(e->rows, "row").text,
+            counted(e->sequences, "sequence").text, counted(e->outputs, "output").text);
     for (int64_t i = 0; i < e->sequences; i++)
         if (e->lengths[i] + e->begins[i + 1] - e->begins[i] + e->steps - 1 > s->capacity)
-            die("a sequence of more than %lld tokens does not fit the cache", (long long)s->capacity);
+            die("a sequence of more than %s does not fit the cache", counted(s->capacity, "token").text);
     device_cache_table(c, e, stream);
 
     int64_t long_rows = DEVICE_CACHE_LONG_ROWS;
