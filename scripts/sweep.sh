@@ -113,10 +113,11 @@ list_data() {
 }
 data=$(list_data "$@")
 
-# background COMMAND...: runs it, and passes an interruption of the sweep on to it. Sets code to its exit code
+# background COMMAND...: runs it for run i, and passes an interruption of the sweep on to it. Sets code to its exit code
 background() {
     "$@" &
     child=$!
+    echo $child >"$state/$i/child"
     [ -z "$stopping" ] || kill -USR1 $child
     while :; do # a signal ends `wait` before the child does
         wait $child
@@ -232,12 +233,21 @@ train_all() {
     for worker in "${workers[@]}"; do
         while kill -0 "$worker" 2>/dev/null; do wait "$worker"; done
     done
-    [ ! -e "$state/interrupted" ] || exit 75
     for i in "${!runs[@]}"; do
         [ ! -e "$state/$i/trained" ] && [ ! -e "$state/$i/diverged" ] || continue
         failed=1
-        [ -e "$state/$i/failed" ] || say "NOT TRAINED: $(folder ${runs[i]}): the process that runs it was killed"
+        [ -e "$state/$i/failed" ] || end_orphan "$i"
     done
+    [ ! -e "$state/interrupted" ] || exit 75
+}
+
+# end_orphan I: of a worker that was killed: tells it, and its trainer to save and end, which holds the lock of run I
+end_orphan() {
+    local out child
+    out=$(folder ${runs[$1]})
+    read -r child 2>/dev/null <"$state/$1/child" && ! flock -n "$out/sweep.lock" true && kill -USR1 "$child" 2>/dev/null &&
+        child="; its trainer, process $child, is told to save and end" || child=''
+    [ -e "$state/interrupted" ] && [ -z "$child" ] || say "NOT TRAINED: $out: the process that runs it was killed$child"
 }
 
 # choose_rate POINT: adds the runs that its learning rate is still to be chosen by, or those of other seeds at that rate

@@ -21,6 +21,13 @@ case $* in
     exit 3
     ;;
 *"--seed 7 "*) kill -KILL $PPID ;; # the part of the sweep that has started it
+*"--seed 6 "*)                     # the same, and trains on
+    mkfifo "$out/never"
+    read -r <>"$out/never" &
+    trap 'kill $!; mkdir "$out/saved"; exit 75' USR1
+    kill -KILL $PPID
+    wait
+    ;;
 *"--seed 9 "*)
     [ ! -p "$READY" ] || { # trains until it is interrupted
         mkfifo "$READY.$$"
@@ -115,6 +122,11 @@ equals 6 "$(wc -l <$CALLS)" # those two that failed, again
 # a part of the sweep is killed, as by a system without memory: what it has not trained is told
 SEEDS="7 1" MODELS=a GPUS=0 LRS='' fails 1 sweep killed
 for seed in 7 1; do said "NOT TRAINED: $scratch/killed/a_lr-preset_seed-$seed: the process that runs it was killed"; done
+SEEDS="6 1" MODELS=a GPUS="0 1" LRS='' fails 1 sweep orphan
+orphan=$scratch/orphan/a_lr-preset_seed-6
+said "NOT TRAINED: $orphan: the process that runs it was killed; its trainer, process "
+check "the trainer ends" flock -w 20 $orphan/sweep.lock true
+check "and has saved" test -d $orphan/saved
 SEEDS=" " dies "SEEDS is blank" sweep refused
 SETS=$'\t' dies "SETS is blank" sweep refused
 ROWS=' ' dies "ROWS is blank" scripts/sweep/ablations.sh
