@@ -11,8 +11,8 @@ are in one hash table, which detects duplicates and makes json_get take constant
     if (!json_int64(&j, json_get(&j, 0, "hidden_size"), &width)) return fail(err, "...");
 
 The parser accepts RFC 8259 without extensions (no comments, trailing commas or NaN). It also rejects
-duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain. Names that end in an underscore
-are private.
+duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain; but a tokenizer may name a token so
+(json_parse_tokenizer). Names that end in an underscore are private.
 */
 #pragma once
 
@@ -59,8 +59,11 @@ typedef struct {
     size_t n, at;     // length of the text; current position, which errors report
     size_t pool_used; // never exceeds n: a string is at most as long as its quoted form
     int depth;
+    bool zeros; // \u0000 is accepted
     Error* err;
 } JsonParser;
+
+static const char json_zero[] = "\xc0\x80"; // stands for \u0000 there: no UTF-8 has it
 
 static inline bool json_error_(JsonParser* p, const char* what) {
     const char* end = p->at >= p->n ? ", but the text ends here" : "";
@@ -107,7 +110,12 @@ static inline bool json_parse_escape_(JsonParser* p, char** out) {
     unsigned code, low;
     if (!json_accept_(p, 'u')) return json_error_(p, "unknown escape in a string");
     if (!json_parse_hex_(p, &code)) return false;
-    if (code == 0) return json_error_(p, "\\u0000 in a string is not supported");
+    if (code == 0) {
+        if (!p->zeros) return json_error_(p, "\\u0000 in a string is not supported");
+        *(*out)++ = json_zero[0];
+        *(*out)++ = json_zero[1];
+        return true;
+    }
     if (code >= 0xd800 && code <= 0xdfff) { // must be a high surrogate, followed by a low one
         bool pair = code < 0xdc00 && json_accept_(p, '\\') && json_accept_(p, 'u');
         if (pair && !json_parse_hex_(p, &low)) return false;
@@ -292,16 +300,15 @@ static inline void json_free(Json* j) {
     memset(j, 0, sizeof *j);
 }
 
-// Parses text[n], which needs no terminating zero and may be freed afterwards. On error j is empty, and the
-// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale.
-static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
+static inline bool json_parse_text_(Json* j, const char* source, const char* text, size_t n, bool zeros,
+                                    Error* err) {
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
         return fail(err, "%s: JSON of %s; the limit is %d", source, counted((int64_t)n, "byte").text,
                     JSON_MAX_BYTES);
     char* copy = (char*)memcpy(xrealloc(NULL, n + 1), text, n);
     copy[n] = '\0';
-    JsonParser p = {.j = j, .source = source, .text = copy, .n = n, .err = err};
+    JsonParser p = {.j = j, .source = source, .text = copy, .n = n, .zeros = zeros, .err = err};
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
     json_skip_space_(&p);
@@ -311,7 +318,18 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     return ok;
 }
 
-// The same for a file.
+// Parses text[n], which needs no terminating zero and may be freed afterwards. On error j is empty, and the
+// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale.
+static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
+    return json_parse_text_(j, source, text, n, false, err);
+}
+
+// The same for a tokenizer.json, in which \u0000 may be a token, or of one: json_zero in its name.
+static inline bool json_parse_tokenizer(Json* j, const char* source, const char* text, size_t n, Error* err) {
+    return json_parse_text_(j, source, text, n, true, err);
+}
+
+// json_parse for a file.
 static inline bool json_parse_file(Json* j, const char* path, Error* err) {
     size_t n;
     memset(j, 0, sizeof *j);

@@ -166,7 +166,7 @@ static inline Tokenizer sample_tokenizer_parse(const char* path, const char* tex
     Error err;
     Json j;
     Tokenizer t;
-    if (!json_parse(&j, path, text, strlen(text), &err)) die("%s", err.msg);
+    if (!json_parse_tokenizer(&j, path, text, strlen(text), &err)) die("%s", err.msg);
     tokenizer_read_json(&t, &j);
     json_free(&j);
     return t;

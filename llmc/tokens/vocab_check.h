@@ -23,7 +23,7 @@ static inline void vocab_check_add(uint64_t* sum, bool* seen, int64_t id, const 
 static inline uint64_t vocab_hash_of_text(const char* text, size_t bytes) {
     Error ignored;
     Json j;
-    if (!json_parse(&j, "", text, bytes, &ignored)) return 0;
+    if (!json_parse_tokenizer(&j, "", text, bytes, &ignored)) return 0;
     const int vocab = json_get(&j, json_get(&j, 0, "model"), "vocab");
     bool* seen = (bool*)xcalloc(VOCAB_CHECK_IDS, sizeof *seen);
     uint64_t sum = 0;

@@ -189,6 +189,9 @@ static void test_as_in_training(void) {
          "\"add_bos_token\": false"},
         {"{\"post_processor\":{},\"model\":{\"vocab\":{\"a\":0,\"</s>\":10}}}",
          "{\"post_processor\":null,\"model\":{\"vocab\":{\"a\":0,\"</s>\":10}}}", "\"bos_token\": \"</s>\""},
+        {"{\"post_processor\":{},\"model\":{\"vocab\":{\"\\u0000\":0,\"</s>\":10}}}", // a token of a zero byte
+         "{\"post_processor\":null,\"model\":{\"vocab\":{\"\\u0000\":0,\"</s>\":10}}}",
+         "\"bos_token\": \"</s>\""},
         {"{\"model\":{\"vocab\":[[\"a\",0],1,2,3,4,5,6,7,8,9,[\"</s>\",-1]]}}",
          "{\"model\":{\"vocab\":[[\"a\",0],1,2,3,4,5,6,7,8,9,[\"</s>\",-1]]}}", "\"eos_token\": \"</s>\""},
         {"{\"model\":{\"vocab\":{\"a\":0}},\"pre_tokenizer\":{\"add_prefix_space\":true}}",

@@ -136,10 +136,11 @@ static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* text
                                     bool json_escape, Error* err) {
     Json j;
     memset(t, 0, sizeof *t);
-    bool ok = json_parse(&j, path, text, strlen(text), err);
+    bool ok = json_parse_tokenizer(&j, path, text, strlen(text), err);
     if (ok && (ok = hf_check_tokenizer(path, &j, c, err))) {
         const int vocab = json_get(&j, json_get(&j, 0, "model"), "vocab");
         const char* end = hf_token_name(&j, vocab, json_get(&j, 0, "added_tokens"), config_end_of_text(c));
+        if (end && strstr(end, json_zero)) end = NULL; // no name that this program could write
         t->json = hf_as_in_training(&j, text);
         t->config = hf_compose_config(&j, end, json_escape);
     }
