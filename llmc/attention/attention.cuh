@@ -3,9 +3,9 @@ Forgetting attention, causal (arXiv 2503.02130):
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i
 
-where cum_logf is the running sum of the log forget gates. Without a gate (cum_logf NULL) it is plain
-attention. With a window of W keys (HeadShape) j begins at i - W + 1: tiles that the window hides are not
-computed, and those at its border are masked.
+where cum_logf is the running sum of the log forget gates. Without a gate (cum_logf NULL) this is plain
+attention. With a window of W keys (HeadShape) j begins at i - W + 1: tiles that the window hides are skipped,
+tiles at its border masked.
 
     q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
     lse                           float  [B, NH, T], log of each row's sum of exponentials; small even where
@@ -13,9 +13,15 @@ computed, and those at its border are masked.
     cum_logf                      double [B, NH, T], never rising (forget_gate.cuh)
     dcum_logf                     float  [B, NH, T]
 
-The trainer calls attention_forward and attention_backward, which check the shape and choose the kernels:
-sm90_*.cuh on Hopper, sm80_*.cuh on every other GPU. The structs of the tensors are in shape.cuh. Results are
-the same bits in every run, those of the backward pass if `deterministic`.
+The trainer calls attention_forward and attention_backward, which check the shape (an unsupported one ends the
+program with a message) and choose the kernels:
+
+                  forward             backward                                       band heads
+    Hopper        sm90_forward.cuh    sm90_backward.cuh, sm90_backward_launch.cuh    sm90_band.cuh
+    other GPUs    sm80_forward.cuh    sm80_backward.cuh                              as the others
+
+pruning.cuh finds the blocks of keys that they skip, shape.cuh has the structs of the tensors and the gate's
+arithmetic. Results are the same bits in every run, those of the backward pass if `deterministic`.
 */
 #pragma once
 
@@ -26,7 +32,7 @@ the same bits in every run, those of the backward pass if `deterministic`.
 #include "sm90_backward_launch.cuh"
 #include "sm90_forward.cuh"
 
-// Dies, with the reason, where attention has no kernels for the shape.
+// Ends the program with the reason if attention has no kernels for the shape.
 static inline void attention_check(const HeadShape* s) {
     if (s->dh != 64 && s->dh != 128)
         die("attention on the GPU has kernels for head sizes 64 and 128, not %lld: change num_heads or "
@@ -38,8 +44,7 @@ static inline void attention_check(const HeadShape* s) {
             counted(s->T, "token").text, counted(s->NH, "head").text);
 }
 
-// Whether the current GPU runs the Hopper kernels. Without a GPU, for --dry-run, it does: they take more
-// scratch.
+// Whether the current GPU runs the Hopper kernels. True without a GPU (--dry-run), as they need more scratch.
 static inline bool attention_runs_sm90(void) {
     static int runs = -1;
     if (runs < 0 && !device_exists()) runs = 1;
@@ -53,7 +58,7 @@ static inline bool attention_runs_sm90(void) {
     return runs;
 }
 
-// The kernels in use, for messages
+// Name of the kernels in use, for messages
 static inline const char* attention_path(void) {
     return attention_runs_sm90() ? "wgmma kernels (sm_90a)" : "mma.sync kernels (sm_80)";
 }

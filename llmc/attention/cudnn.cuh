@@ -1,16 +1,16 @@
 /*
 Causal attention without a gate by cuDNN's fused kernels, for the baselines: what attention.cuh computes with
 cum_logf NULL, on the same structs and layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN
-9.10 or later and nothing else; in any other build these functions die with a message. The trainer calls them
-for --attention cudnn.
+9.10 or later and nothing else; in any other build these functions end the program with a message. The trainer
+calls them for --attention cudnn.
 
-cuDNN has no call "attention": it is given the formula as a graph of small operations on tensors, most of
-which are virtual (never stored), recognizes the pattern, and returns a plan, one or a few fused kernels. So
-the graphs below cannot be simplified: with one operation more, less or elsewhere, cuDNN may not know the
-pattern. Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout [B,
-T, NH, dh].
+cuDNN has no call "attention". It is given the formula as a graph of small operations on tensors, most of them
+virtual (never stored), recognizes the pattern, and returns a plan: one or a few fused kernels. So the graphs
+below cannot be simplified: with one operation more, less or elsewhere cuDNN may not recognize the pattern.
+Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout [B, T, NH,
+dh].
 
-A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
+A plan is for one shape and is slow to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not thread-safe.
 */
 #pragma once
@@ -393,8 +393,9 @@ static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
     return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }
 
-// Bytes of scratch that either pass needs; a smaller shape may need more. A deterministic backward pass stores all
-// of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other one stores the float sums of dq.
+// Bytes of scratch that either pass needs; a smaller shape may need more. A deterministic backward pass
+// stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other one stores the float
+// sums of dq.
 static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
     size_t first = (size_t)cudnn_plan(CUDNN_FORWARD, s)->workspace;
     const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);

@@ -1,72 +1,79 @@
 /*
 Adaptive computation pruning (ACP, arXiv 2504.06949): finds the blocks of keys that a block of queries can
-skip, because the forget gates leave them a negligible attention weight.
+skip because the forget gates leave them a negligible attention weight.
 
-With |q_i k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + cum_logf_i - cum_logf_j - lse_i).
-Below, c is cum_logf. A row that skips its first keys, up to J, where
+    cum_logf         double [B, NH, T], never rising (forget_gate.cuh); c below
+    q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
+    blocks           ceil(T / ATTENTION_BLOCK), of queries or of keys; ATTENTION_BLOCK = 128
+    results          first_key_block, last_query_block, head_order (AttentionBounds in shape.cuh)
+
+The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before
+attention_backward.
+
+The rule. Let U bound |q_i k_j| / sqrt(dh) over all pairs of a head. Then p_ij <= exp(U + c_i - c_j - lse_i).
+If row i skips the keys up to J and
 
     U + c_i - lse_i + ln sum_j exp(-c_j) < ln eps,    j <= J
 
-keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m skips the
-blocks of keys up to n if this holds for all its rows. As c never rises, it does if
+it loses less than eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m skips
+the blocks of keys up to n if this holds for all its rows. As c never rises, a sufficient condition is
 
     reach_m - past_n < ln eps - U
-    reach_m = c[first of m] - min lse of m,    past_n = c[last of n] - ln sum_j exp(c[last of n] - c_j)
+    reach_m = c[first of m] - min lse of m
+    past_n  = c[last of n] - ln sum_j exp(c[last of n] - c_j),    j <= last of n
 
-The sum in past_n, over j up to the last of n, is bounded by blocks: the keys of block b contribute at most
-128 exp(c[last of n] - c[last of b]). The backward pass knows lse. The forward pass uses a lower bound of it,
--U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it
-counts 1 for the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least
-that their keys can contribute.
+ - past_n bounds its sum by blocks: keys of block b contribute at most 128 exp(c[last of n] - c[last of b]).
+ - The backward pass knows lse. The forward pass uses a lower bound, -U + ln sum_j exp(c_i - c_j), j <= i: the
+   longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
+   the PRUNING_BLOCKS blocks n before m, the least that their keys can contribute, 128 exp(c[last of m] -
+   c[first of n]).
 
-Where a later block of queries needs an earlier block of keys, the query blocks before it keep that block too.
-Then whatever m skips is skipped by all query blocks after m, and two numbers describe it all: for each block
-of queries the first block of keys that it attends to, for each block of keys the last block of queries that
-attends to it. Both are found by binary search. A block always attends to itself.
+The result is a staircase. A block of keys that one block of queries needs is kept by the blocks of queries
+before it too (pruning_suffix_max). So whatever m skips, all later blocks of queries skip, and two numbers
+describe it all: the first block of keys of each block of queries, and the last block of queries of each block
+of keys. Binary search finds both. A block always attends to itself.
 
-A head in which every ATTENTION_BAND = 64 queries may skip all keys but their own 64 and the 64 before is a
-band head: it needs no bounds, and sm90_band.cuh computes it. The rule is the same, with the least lse of the
-block of 128 queries, and with a sum that has the last 16 skipped keys one by one. While gates are as they begin
-nearly all heads are. head_order has them last. Only heads of size 64 without a window can be band heads.
+Band heads. A head is a band head if every 64 queries (ATTENTION_BAND) may skip all keys but their own 64 and
+the 64 before. It needs no bounds: sm90_band.cuh computes it. The rule is the same, with the least lse of the
+block of 128 queries, and with the last 16 skipped keys (PRUNING_KEYS) summed one by one. At initialization
+nearly all heads are band heads. head_order has them last. Only heads of size 64 without a window can be band
+heads.
 
-`acp` selects the rule of ACP's paper, with the same promise but looser bounds, to compare shares with the
-literature: block n is skipped by block m, in both passes, if
+`acp` selects the rule of ACP's paper instead, with the same guarantee but looser bounds, to compare shares
+with the literature. In both passes block m skips block n if
 
     c[first of m] - c[last of n] < -(2 U + ln T) + ln eps
 
 which bounds each of T keys by eps / T of a row's weight, and lse by -U. In the terms above, reach_m = c[first
 of m] + U + ln T and past_n = c[last of n]. It names no band heads.
 
-In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the
-same terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A
-block of queries skips the blocks that the window hides from all of it as well.
+Window of W keys (HeadShape): the rule holds unchanged, since the same terms are missing from a row's weight
+and from what it skips, whose share can only fall. The lower bound of lse counts keys of the window alone. A
+block of queries also skips the blocks that the window hides from all of it.
 
-Packed documents (HeadShape's doc_start) are separated by a log gate of WALL_LOGF at each one's first token. The
-rule counts nothing across it, but need not skip the blocks behind it, as U has no bound without QK norm: a
-block of queries skips those before its first token's document explicitly. As doc_start never falls, this too
-is two numbers. Where nothing is pruned (score_limits NULL) the bounds are those of documents alone.
+Packed documents (HeadShape's doc_start): a log gate of WALL_LOGF at a document's first token separates it
+from the one before. The rule counts nothing across that wall, but it does not guarantee to skip the blocks
+behind it, as U has no limit without QK norm. So a block of queries explicitly skips the blocks before its
+first token's document. doc_start never falls, so this is a staircase too. Without pruning (score_limits NULL)
+the bounds are those of documents alone.
 
-U is the lesser of two bounds. The largest norms of the head's queries and keys give |q| |k| / sqrt(dh): qkv.cuh
-measures them as it writes q and k, else without QK norm a pass over these does. A query and a key that QK norm
-has given length sqrt(dh) before its weights a and b have a score of at most sqrt(dh) max |a_c b_c|, whatever the
-tokens; with RoPE, which turns the pairs (c, c + dh/2), the larger weight of each pair counts in a and in b. `acp`
-takes U of ACP's paper: sqrt(dh) max |a_c| max |b_c|, without QK norm the norms that were measured.
+U is the lesser of two bounds:
 
-Without RoPE a and b have the same gradients but for rounding (a_c da_c and b_c db_c sum the same terms), and so
-stay equal if they begin so: then the weights give what the paper's U does, and norms decide.
+ - by norms: |q| |k| / sqrt(dh) for the largest norms of the head's queries and keys. qkv.cuh measures them as
+   it writes q and k; where it does not and there is no QK norm, pruning_squares reads q and k.
+ - by QK norm's weights a and b: sqrt(dh) max |a_c b_c|, whatever the tokens, as q and k have length sqrt(dh)
+   before these weights. With RoPE, which rotates the pairs (c, c + dh/2), the larger weight of each pair
+   counts.
 
-    cum_logf         double [B, NH, T], never rising (forget_gate.cuh)
-    q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
-    blocks           ceil(T / ATTENTION_BLOCK), of queries or of keys
-
-The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before
-attention_backward.
+`acp` takes U of ACP's paper: sqrt(dh) max |a_c| max |b_c|, or without QK norm the measured norms. Without
+RoPE a and b have the same gradients up to rounding (a_c da_c and b_c db_c sum the same terms), so they stay
+equal if they begin so: the weights then give what the paper's U does, and the norms decide.
 */
 #pragma once
 
 #include "attention.cuh"
 
-// The share that is skipped
+// Share of pairs of blocks that is skipped
 static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;
 }
@@ -76,7 +83,7 @@ typedef struct {
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass;
                             // NULL: nothing is pruned, and what follows is not read but for scratch
     PruningCount* count;    // added to; NULL: not counted
-    unsigned long long* head_kept; // [NH] added to: what `count` keeps of each head; NULL: not counted
+    unsigned long long* head_kept; // [NH] added to: count->kept of each head; NULL: not counted
     const double* cum_logf;
     const float* squares;            // of qkv_forward; NULL: not measured
     const bf16 *q, *k;               // read only without QK norm and squares
@@ -84,17 +91,17 @@ typedef struct {
     const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
     double log_tolerance;            // ln eps, <= 0
     bool rope;                       // q and k were rotated after their norm
-    bool acp;                        // by the rule of ACP's paper
+    bool acp;                        // use the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
 } Pruning;
 
-#define PRUNING_BAND INT64_MAX // makes the work of a band head negative, in the order of band heads' work
+#define PRUNING_BAND INT64_MAX // subtracted from a band head's work: negative, and still sorted by work
 
-// Parts of the scratch
+// Layout of Pruning.scratch
 struct PruningScratch {
     double *reach, *past; // [B NH, blocks] each
-    int64_t* head_work;   // [B NH], pairs of blocks that are kept; of band heads minus PRUNING_BAND
+    int64_t* head_work;   // [B NH], pairs of blocks that are kept; for band heads minus PRUNING_BAND
     unsigned* squares;    // [2, B NH], see pruning_squares_kernel
     int blocks;
 
@@ -123,9 +130,9 @@ template <int DH> struct PruningRows {
     static constexpr int STEP = THREADS / LANES, TOKENS = STEP * PRUNING_LOADS;
 };
 
-// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Thread block slice B
-// NH + head has TOKENS tokens of one head. Floats >= 0 compare like their bits, and a maximum does not depend
-// on the order.
+// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0) and of k (1). Thread block
+// slice B NH + head reads TOKENS tokens of one head. Floats >= 0 compare like their bits, so atomicMax on
+// unsigned works, and a maximum does not depend on their order.
 template <int DH>
 __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
     pruning_squares_kernel(unsigned* __restrict__ squares, const bf16* __restrict__ q,
@@ -174,7 +181,7 @@ __device__ static inline double pruning_weight_limit(const Pruning& p, const Hea
     int dh = (int)s.dh, half = p.rope ? dh / 2 : dh;
     const bf16 *q = p.q_weight + h * s.weight_stride, *k = p.k_weight + h * s.weight_stride;
     float q_max = 0, k_max = 0, product = 0;
-    for (int pair = (int)threadIdx.x % 32; pair < half; pair += 32) { // without RoPE of one channel
+    for (int pair = (int)threadIdx.x % 32; pair < half; pair += 32) { // without RoPE a pair is one channel
         float a = 0, b = 0;
         for (int channel = pair; channel < dh; channel += half) {
             a = fmaxf(a, fabsf(__bfloat162float(q[channel])));
@@ -221,9 +228,9 @@ __device__ static inline double pruning_score_limit(const Pruning& p, const Head
 // ----------------------------------------------------------------------------
 // the bounds of one head, by one thread block
 
-// x [n]: each element becomes the maximum of itself and all later ones, but for those that are NaN. So with gates that
-// are NaN from a token on the blocks behind may skip older ones: what a block attends to always, itself, still makes
-// its results NaN. Called by every thread.
+// x [n]: each element becomes the maximum of itself and all later ones, NaN ignored. So where gates are NaN
+// from some token on, later blocks may skip older ones, but each still attends to itself, which makes its
+// results NaN. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
     __shared__ double warp_results[WARPS];
@@ -249,8 +256,8 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
     }
 }
 
-// Blocks that a sum includes one by one. Blocks further back count 0 in a lower bound, and as much as the
-// nearest of them in an upper bound.
+// Number of blocks that a sum includes one by one. Each block further back counts 0 in a lower bound, and as
+// much as the nearest of them in an upper bound.
 #define PRUNING_BLOCKS 32
 
 // sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high, at most PRUNING_BLOCKS. Four
@@ -269,19 +276,19 @@ __device__ static inline float pruning_sum(const double* __restrict__ cum_logf, 
     return quad_sum(sum);
 }
 
-// Calls run(block) in four adjacent threads per block, more than once for the last block.
+// Calls run(block) in four adjacent threads per block; for the last block possibly more than once.
 template <class Run> __device__ static inline void pruning_for_each_block(int blocks, const Run& run) {
     for (int first = 0; first < blocks; first += PRUNING_THREADS / 4)
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
-// The most blocks of keys that a window lets a block of queries see, of all that there are.
+// The most blocks of keys that a block of queries can see through the window, at most `blocks`
 __host__ __device__ static inline int pruning_span(const HeadShape& s, int blocks) {
     int64_t seen = s.window ? (s.window + ATTENTION_BLOCK - 2) / ATTENTION_BLOCK + 1 : blocks;
     return (int)(seen < blocks ? seen : blocks);
 }
 
-// What a block may see before anything is pruned: what the window lets it and, with DOCS, its documents.
+// Blocks that are visible to a block before pruning: limited by the window and, with DOCS, by documents
 template <bool DOCS> struct PruningSight {
     const int32_t* doc_start; // of the sequence
     int blocks, span;
@@ -306,7 +313,8 @@ template <bool DOCS> struct PruningSight {
 // Keys that pruning_is_band's sums include one by one; a multiple of 4, up to ATTENTION_BAND
 #define PRUNING_KEYS 16
 
-// Is the thread block's head a band head? In every thread. reach is that of the rule above, not ACP's.
+// Returns, in every thread, whether the thread block's head is a band head. reach is the rule's above, not
+// ACP's.
 __device__ static inline bool pruning_is_band(const Pruning& p, const HeadShape& s, const double* reach,
                                               double limit) {
     const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
@@ -328,8 +336,8 @@ __device__ static inline bool pruning_is_band(const Pruning& p, const HeadShape&
     return __syncthreads_and(band);
 }
 
-// Writes the bounds of the thread block's head, where block m of queries skips what pruned(m, n) says, and the
-// work that they leave, which is added `times` times to p.count and p.head_kept.
+// Writes the bounds of the thread block's head, where block m of queries skips block n if pruned(m, n), and
+// the head's work under them. Adds the work `times` times to p.count and p.head_kept.
 template <bool DOCS, class Pruned>
 __device__ static inline void pruning_write(const Pruning& p, const HeadShape& s,
                                             const PruningScratch& scratch, const PruningSight<DOCS>& sight,
@@ -362,7 +370,7 @@ __device__ static inline void pruning_write(const Pruning& p, const HeadShape& s
     }
 }
 
-// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which the
+// Thread block b NH + h computes reach and past of head h, its bounds, and its work under them, which the
 // backward pass counts twice.
 template <bool BACKWARD, bool DOCS>
 __global__ static void __launch_bounds__(PRUNING_THREADS, 1)
@@ -425,7 +433,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS, 1)
     pruning_write(p, s, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, band, pruned);
 }
 
-// The same where nothing is pruned: thread block b NH + h, with packed documents.
+// Packed documents without pruning: thread block b NH + h writes the bounds of documents alone.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_documents_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                              const __grid_constant__ PruningScratch scratch, unsigned times) {
@@ -436,7 +444,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
 // ----------------------------------------------------------------------------
 // launches
 
-// head_order: a head's position is the number of heads that have more work. Band heads have less than none.
+// Writes head_order: a head's position is the number of heads with more work. A band head's work is negative.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_order_kernel(int* __restrict__ head_order, const int64_t* __restrict__ head_work, int heads) {
     int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), position = 0, others = 0;
@@ -482,7 +490,7 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     pruning_launch<false>(p, s, stream);
 }
 
-// Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of
+// Writes the bounds of the backward pass, from score_limits and lse. They keep no more blocks than those of
 // pruning_bounds, with the same guarantee, and may overwrite them.
 static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_BACKWARD, stream);

@@ -1,6 +1,6 @@
 /*
-What all attention kernels share: the structs of attention's tensors, the blocks in which it is pruned, the
-scale of the scores, the gate's arithmetic, the order of tiles, and the kernel launch. Layouts are those of
+Shared by all attention kernels: the structs of attention's tensors, the blocks of pruning, the scale of the
+scores, the gate's arithmetic, the schedule of tiles, and the kernel launch. Layouts are those of
 attention.cuh.
 
 The gate. cum_logf falls to -1e5 and beyond, so its differences are taken in double, relative to an anchor
@@ -8,14 +8,14 @@ token. For a block of keys before the block of queries, an anchor between them s
 
     cum_logf_i - cum_logf_j = (cum_logf_i - anchor) + (anchor - cum_logf_j)
 
-Both terms are <= 0. A term that matters is small, so float is precise enough; a large one makes the weight
-underflow, as it should. One term is the initial value of the score's accumulator (acc_init), divided by the
-score's scale; the other is added to the exponent together with row_max or lse. So the gate costs no
-instruction per score.
+Both terms are <= 0. Where the weight matters both are small, so float is precise enough; a large one makes
+the weight underflow, as it should. One term is the initial value of the score's accumulator (acc_init),
+divided by the score's scale. The other is added to the exponent together with row_max or lse. So the gate
+costs no instruction per score.
 
 In a block on the diagonal both terms may be large and of opposite sign, and would cancel. There each token's
-difference to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low
-(AttentionGate).
+difference to the anchor is stored as two floats, high and low part, and a pair's difference is high minus
+high plus low minus low (AttentionGate).
 */
 #pragma once
 
@@ -29,13 +29,13 @@ difference to the anchor is the sum of two floats, and tokens are subtracted hig
 // ----------------------------------------------------------------------------
 // tensors of attention
 
-// Where attention may start and end, and the order of heads that balances the work best (pruning.cuh). Where
-// there is a window, they leave out what it hides.
+// The blocks between which attention is computed, and the order of heads that balances the work best
+// (pruning.cuh). With a window, the bounds leave out what it hides.
 typedef struct {
     int* first_key_block;  // [B, NH, blocks], the first block of keys that a block of queries attends to
     int* last_query_block; // [B, NH, blocks], the last block of queries that attends to a block of keys
-    // [B NH + 1], heads b NH + h: those with the most work first, band heads (pruning.cuh) last; then the
-    // number of heads that are not band heads
+    // [B NH + 1] order in which kernels take the heads b NH + h: most work first, band heads (pruning.cuh)
+    // last; then one more element, the number of heads that are not band heads
     int* head_order;
 } AttentionBounds;
 
@@ -46,12 +46,12 @@ typedef struct {
     const double* cum_logf;        // NULL: no gate
     const AttentionBounds* bounds; // NULL: no pruning
     void* scratch;                 // attention_scratch_bytes
-    // Queries before this one are not computed, and o and q begin with it: [T - first_query, NH, dh]. A
-    // multiple of ATTENTION_FIRST_QUERY; B is 1 unless it is 0.
+    // First query to compute, with which o and q begin: [T - first_query, NH, dh]. A multiple of
+    // ATTENTION_FIRST_QUERY; B is 1 unless it is 0.
     int64_t first_query;
 } AttentionForward;
 
-#define ATTENTION_FIRST_QUERY 384 // a multiple of the queries of all kernels' tiles
+#define ATTENTION_FIRST_QUERY 384 // a multiple of the number of queries of every kernel's tile
 
 typedef struct {
     bf16 *dq, *dk, *dv;
@@ -76,13 +76,13 @@ static inline size_t attention_delta_bytes(const HeadShape* s) {
 // ----------------------------------------------------------------------------
 // scores and the gate
 
-// sqrt(dh): scores are q k / ROOT, and as exponents to base 2 they are q k SCALE
+// ROOT = sqrt(dh): scores are q k / ROOT; SCALE: as exponents to base 2 they are q k SCALE
 template <int DH> struct AttentionScale {
     static constexpr float ROOT = DH == 64 ? 8 : 11.313708498984761f;
     static constexpr float SCALE = (float)ATTENTION_LOG2E / ROOT;
 };
 
-// log2(e) (cum_logf - anchor) of TOKENS tokens, each as the sum of two floats
+// log2(e) (cum_logf - anchor) of TOKENS tokens, each as high and low part in float
 template <int TOKENS> struct AttentionGate {
     float high[TOKENS], low[TOKENS];
 
@@ -95,9 +95,9 @@ template <int TOKENS> struct AttentionGate {
     __device__ float difference(int i, int j) const { return (high[i] - high[j]) + (low[i] - low[j]); }
 };
 
-// Initial accumulators of a tile of scores, one value a column. Each pair of columns is stored twice, as a
-// lane holds it in its two rows, so that one 16-byte load fills four accumulators. The backward kernels,
-// which are bound by shared memory bandwidth, store it once and copy registers.
+// Initial accumulators of a tile of scores, one value a column. Each pair of columns is stored twice, since a
+// lane holds it in two rows: one 16-byte load fills four accumulators. The backward kernels, which are bound
+// by shared memory bandwidth, store it once and copy registers.
 template <int COLUMNS> struct AttentionAccInit {
     float4 pair[COLUMNS / 2];
 
@@ -108,7 +108,7 @@ template <int COLUMNS> struct AttentionAccInit {
 };
 
 // ----------------------------------------------------------------------------
-// tiles of queries or keys, one a thread block
+// the schedule: tiles of queries or keys, taken by thread blocks
 
 struct AttentionTile {
     int head, tile_index; // 0: the head's longest tile
@@ -121,14 +121,14 @@ struct AttentionShape {
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
     int window;             // keys that a query sees, its own the last; read where attention_windowed
-    const int* tiled_heads; // of head_order, how many heads have tiles; NULL: all. The others are band heads,
-                            // which sm90_band.cuh computes
+    const int* tiled_heads; // the first *tiled_heads of head_order have tiles; NULL: all have. The others are
+                            // band heads, which sm90_band.cuh computes
 
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
     __device__ int heads_with_tiles() const { return tiled_heads ? *tiled_heads : heads; }
     // The n-th tile to compute of the first `heads` heads. Within a group of heads the longest tiles come
-    // first, so that the GPU does not end up waiting for a few of them. A group is small enough for the
-    // tensors that its tiles share to stay in L2.
+    // first, so that the GPU does not wait for a few of them at the end. The tensors that the tiles of a
+    // group share fit into L2.
     __device__ AttentionTile tile(unsigned n, int heads) const {
         int first = (int)(n / (unsigned)(group * tiles_per_head)) * group;
         unsigned within = n - (unsigned)first * (unsigned)tiles_per_head;
@@ -148,12 +148,11 @@ struct AttentionShape {
     }
 };
 
-// Does a window hide keys of the past? Kernels are compiled twice: those without a window have no code for
-// it.
+// Returns whether the window hides any keys. Kernels are compiled with and without code for a window.
 static inline bool attention_windowed(const HeadShape* s) { return s->window > 0 && s->window < s->T; }
 
-// For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where
-// these are k and v, or q and dout. bounds may be NULL.
+// Schedule for tiles of `rows` queries or keys. bytes_per_channel: of the tensors that a head's tiles share,
+// a token; 4 for k and v, or q and dout. bounds may be NULL.
 static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
                                              int64_t bytes_per_channel) {
     AttentionShape shape = {};
@@ -171,7 +170,7 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     return shape;
 }
 
-// The same with o and q moved to where the query 0 would be, for kernels that index them by query.
+// Copy of *a with o and q moved to where query 0 would be, for kernels that index them by query
 static inline AttentionForward attention_from_first_query(const AttentionForward* a, const HeadShape* s) {
     AttentionForward at = *a;
     uintptr_t before = (uintptr_t)(a->first_query * s->NH * s->dh) * sizeof(bf16);
@@ -181,8 +180,8 @@ static inline AttentionForward attention_from_first_query(const AttentionForward
     return at;
 }
 
-// Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in
-// dynamic shared memory: more than 48 KiB has to be requested.
+// Launches `grid` thread blocks of F::THREADS threads with an F::Shared, of at most MAX_KIB, as dynamic
+// shared memory; CUDA wants more than 48 KiB requested.
 template <class F, int MAX_KIB, class... Parameters, class... Arguments>
 static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, cudaStream_t stream,
                                     Arguments... arguments) {

@@ -1,13 +1,13 @@
 /*
-What the mma.sync kernels of forgetting attention share (sm80_forward.cuh, sm80_backward.cuh). They run on
-every GPU from sm_80 on that has no kernels of its own: one kernel forward, two backward.
+Shared code of the mma.sync kernels of forgetting attention (sm80_forward.cuh, sm80_backward.cuh), which run
+on every GPU from sm_80 on but Hopper: one kernel forward, two backward.
 
 A thread block keeps one block of ATTENTION_BLOCK queries (or keys) in shared memory and loops over tiles of
 keys (or queries), double-buffered by cp.async:
 
     all warps    copy the next tile, and store the gate's acc_init for it
-    each warp    16 or 32 rows of the scores: matmul, mask and exponentials in registers, which are an operand
-                 of the next matmul as they are; warps share the tiles and nothing else
+    each warp    16 or 32 rows of the scores: matmul, mask and exponentials in registers, which are operands
+                 of the next matmul; warps share the tiles and nothing else
 
 The gate is described in shape.cuh.
 */
@@ -18,10 +18,10 @@ The gate is described in shape.cuh.
 
 #define SM80_SHARED_KIB 99 // shared memory of a thread block on sm_86 and sm_89
 
-// The block of queries or keys that stays with a thread block
+// The block of queries or keys that a thread block keeps in shared memory
 struct Sm80Block {
     int64_t head, base; // base: offset of the head's first token in q, k, v, o and their gradients
-    int index, first;   // first: its first token
+    int index, first;   // first: the block's first token
 
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
         AttentionTile tile = shape.tile(blockIdx.x, shape.heads);
@@ -39,7 +39,7 @@ __device__ static inline void sm80_fill_gate(AttentionGate<ATTENTION_BLOCK>& gat
         gate.set(i, first + i < T ? __ldg(&cum_logf[first + i]) - anchor : 0);
 }
 
-// acc_init of one value a column: `columns` points at the lane's first pair of columns
+// Sets c to acc_init, one value a column; `columns` points at the lane's first pair of columns.
 __device__ static inline void sm80_init_columns(float (&c)[4], const float* columns, int n) {
     float2 x = *(const float2*)(columns + n * 8);
     c[0] = c[2] = x.x;

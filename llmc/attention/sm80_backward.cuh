@@ -4,26 +4,26 @@ Backward of forgetting attention with mma.sync. With p = exp(score - lse) and ds
     dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
     dcum_logf_i = sum_j ds_ij - sum_j ds_ji
 
-Two kernels, called by attention.cuh, whose layouts they have:
+Two kernels, called by attention.cuh, whose layouts these are:
 
     sm80_dq_kernel     128 queries stationary, loop over keys:     dq, and the row sums of ds to dcum_logf
     sm80_dkv_kernel    128 keys stationary, loop over queries:     dk, dv, and minus the column sums
 
-The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks:
-every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to
-bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
-enters both sums.
+Scores and their gradients are computed in both, 7 GEMMs instead of 5, but nothing is summed across thread
+blocks: every run gives the same bits. dP starts from -delta_i. dcum_logf takes ds before it is rounded to
+bf16, in both kernels: dcum_logf is summed over time next, where rounding errors would accumulate unless the
+same ds enters both sums.
 
-Tiles have 32 tokens, at dh 64 also 64, which synchronizes half as often and gives the same bits. Two thread
-blocks with tiles of 64 fit the shared memory of an SM of sm_80 and 90, with tiles of 32 the 100 KiB of one of
-sm_86, 89 and 120. In the diagonal block the gate of a tile's tokens comes with the tile; that of a lane's
-rows is in registers.
+Tiles have 32 tokens. At dh 64 they have 64 where shared memory suffices, which synchronizes half as often
+and gives the same bits: two thread blocks with tiles of 64 fit an SM of sm_80 and 90, with tiles of 32 the
+100 KiB of sm_86, 89 and 120. In the diagonal block the gate of a tile's tokens is in shared memory, that of
+a lane's rows in registers.
 */
 #pragma once
 
 #include "sm80.cuh"
 
-// Operands of the next matmul, over 16 columns of the lane's scores from block n on: probabilities as bf16
+// p = the lane's probabilities s as bf16: operands of the next matmul, 16 columns from 8 n on
 template <int MS, int NS>
 __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
     for (int r = 0; r < 4 * MS; r++) {
@@ -31,7 +31,7 @@ __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[M
         p[r / 4][r % 4] = pack_bf16x2(x[0], x[1]);
     }
 }
-// and ds = s dp as bf16; with a gate, adds it to its row's sum
+// ds = s dp as bf16, likewise; with a gate, sum += ds before rounding, for each row
 template <bool GATE, int MS, int NS>
 __device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
                                            const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
@@ -65,13 +65,26 @@ template <int DH, int TILE> struct Sm80Dq {
     struct Shared {
         bf16 q[ATTENTION_BLOCK * DH], dout[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
         float acc_init[2][KEYS];     // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
-        AttentionGate<KEYS> gate[2]; // in it
+        AttentionGate<KEYS> gate[2]; // in the diagonal block
     };
     static_assert(DH > 64 || TILE > 32 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
                   "two thread blocks, each with its reserved KiB, fit an SM of sm_86, 89 and 120");
 };
 
 // Writes dq, and the row sums of ds to dcum_logf.
+//
+// Main loop, each warp for its 32 queries; Q and dO of the block stay in shared memory. A tile's copy
+// overlaps the computation on the tile before it.
+//
+//     for tiles of keys from the first that is neither pruned nor hidden by the window to the diagonal:
+//         wait for the tile's copy of K, V;  __syncthreads;  start that of the next tile
+//         store acc_init and gate of the next tile, load cum_logf of the one after it
+//         for each 32 keys, up to the warp's diagonal:
+//             S = acc_init + Q K^T;  window: mask where it ends in these keys
+//             P = 2^(S scale + row_gate - lse); diagonal block: gate differences and causal mask
+//             dP = -delta + dO V^T
+//             for each 16 keys: dS = P dP, row sums += dS, dQ += bf16(dS) K
+//     store dQ, and the row sums to dcum_logf
 template <int DH, int TILE, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Dq<DH, TILE>::THREADS, 2)
     sm80_dq_kernel(const __grid_constant__ AttentionBackward a,
@@ -96,7 +109,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH, TILE>::THREADS, 2)
                                                     shape.row_stride);
     copy_keys(0, tile);
 
-    // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the first query.
+    // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the first
+    // query.
     const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
     double anchor = 0, next_cum_logf = 0;
     auto load_gate = [&](int n) {
@@ -194,7 +208,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH, TILE>::THREADS, 2)
 // dk and dv
 
 template <int DH, int TILE> struct Sm80Dkv {
-    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
+    // With two accumulators of DH columns a key, registers suffice for 32 keys a warp at dh 64, for 16 at
     // 128.
     static constexpr int MS = DH == 64 ? 2 : 1, BLOCKS_PER_SM = MS;
     static constexpr int THREADS = ATTENTION_BLOCK / (MS * 16) * 32, QUERIES = TILE;
@@ -210,7 +224,20 @@ template <int DH, int TILE> struct Sm80Dkv {
 };
 
 // Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a
-// key, a column a query.
+// key.
+//
+// Main loop, each warp for its 16 or 32 keys; K and V of the block stay in shared memory. A tile's copy
+// overlaps the computation on the tile before it.
+//
+//     for tiles of queries from the diagonal to the last that pruning and the window leave (last_tile):
+//         wait for the tile's copy of Q, dO;  __syncthreads;  start that of the next tile
+//         store acc_init, -delta and gate of the next tile, load lse, delta, cum_logf of the one after it
+//         for each 32 queries, from the warp's diagonal on:
+//             S^T = acc_init + K Q^T;  window: mask where it ends in these queries
+//             P^T = 2^(S^T scale - row_gate); diagonal block: gate differences and causal mask
+//             dP^T = -delta + V dO^T
+//             for each 16 queries: dS^T = P^T dP^T, column sums += dS, dV += P^T dO, dK += dS^T Q
+//     store dK, dV, and subtract the column sums from dcum_logf
 template <int DH, int TILE, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Dkv<DH, TILE>::THREADS, Sm80Dkv<DH, TILE>::BLOCKS_PER_SM)
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
@@ -331,7 +358,8 @@ __global__ void __launch_bounds__(Sm80Dkv<DH, TILE>::THREADS, Sm80Dkv<DH, TILE>:
                    [](int, int) { return 1; });
 }
 
-// With tiles of TILE tokens. delta must not be NULL. Deterministic in any case.
+// Launches both kernels with tiles of TILE tokens. delta must not be NULL. Results are always
+// deterministic.
 template <int DH, int TILE, bool GATE, bool WINDOW>
 static inline void sm80_backward(const AttentionBackward* a, const HeadShape* s, cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);

@@ -3,9 +3,9 @@ Forgetting attention forward with mma.sync:
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
-A thread block has 128 queries of one head, 4 warps of 32 each, and loops over tiles of 64 keys from the
-diagonal down to the first key, or the first of the window: near keys tend to hold the maximum. Layouts are
-those of attention.cuh, which calls attention_forward_sm80.
+A thread block has 128 queries of one head, 32 a warp, and loops over tiles of 64 keys, double-buffered, from
+the diagonal down to the first key that is neither pruned nor hidden by the window: near keys tend to hold the
+maximum. Layouts are those of attention.cuh, which calls attention_forward_sm80.
 
 row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are
 rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.
@@ -19,8 +19,8 @@ template <int DH> struct Sm80Forward {
     static constexpr int RESCALE_THRESHOLD = 8;
     struct Shared {
         bf16 q[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
-        union {                                  // the diagonal block comes first
-            AttentionGate<ATTENTION_BLOCK> gate; // in it
+        union {                                  // the diagonal block is computed first
+            AttentionGate<ATTENTION_BLOCK> gate; // during it
             AttentionAccInit<KEYS> acc_init[2];  // after it: sqrt(dh) (anchor - cum_logf_j)
         };
     };
@@ -28,15 +28,16 @@ template <int DH> struct Sm80Forward {
                   "two thread blocks, each with its reserved KiB, fit an SM of sm_86, 89 and 120");
 };
 
-// One 16-byte load, as an instruction of its own so that it stays next to the mma that needs it.
+// One 16-byte load. It is inline assembly so that it stays next to the mma that needs it.
 __device__ static inline void sm80_load_shared(float (&c)[4], uint32_t from) {
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
                  : "r"(from));
 }
 
-// A warp's online softmax: acc = sum of 2^(x - row_max) v, row_sum the lane's part of the same sum without v.
-// THRESHOLD: of rescaling. With 0 row_max is the maximum, and a row's bits do not depend on the other rows.
+// A warp's online softmax: acc = sum of 2^(x - row_max) v, row_sum = the lane's part of sum of 2^(x -
+// row_max). THRESHOLD by which a score exceeds row_max before acc is rescaled; with 0 row_max is the maximum,
+// and a row's bits do not depend on the other rows.
 template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
     float acc[MS][DH / 8][4] = {}, row_max[MS][2], row_sum[MS][2] = {};
 
@@ -44,7 +45,7 @@ template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
         for (int r = 0; r < 2 * MS; r++)
             row_max[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
     }
-    // The exponents of a tile are s factor + shift.
+    // Raises row_max, and rescales acc and row_sum, where a tile's exponents, s factor + shift, need it.
     template <int NS>
     __device__ void rescale(const float (&s)[MS][NS][4], float factor, const float (&shift)[MS][2]) {
         float tile_max[MS][2];
@@ -71,8 +72,7 @@ template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
             }
         }
     }
-    // Adds 16 keys' weights, whose exponents relative to row_max are s factor + shift, and their product with
-    // v.
+    // acc += P V, row_sum += P over 16 keys; P = 2^(s factor + shift), shift relative to row_max
     template <int NS>
     __device__ void add(const float (&s)[MS][NS][4], int n, float factor, const float (&shift)[MS][2],
                         uint32_t lane_v) {
@@ -89,6 +89,19 @@ template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
     }
 };
 
+// Forward. Main loop, each warp for its 32 queries:
+//
+//     start copies of Q and of K, V of the tile on the diagonal
+//     for tiles of 64 keys from the diagonal down to last_tile:
+//         wait for the tile's copy;  __syncthreads;  start that of the next tile
+//         S = Q K^T, from 0 or, before the diagonal block, from acc_init (the keys' gate)
+//         diagonal block: scale, gate, causal mask;  window: mask where it ends in the tile
+//         raise row_max and rescale O, where a score exceeds row_max by the threshold
+//         store acc_init of the next tile, load cum_logf of the one after it
+//         for each 16 keys: P = 2^(S scale + row_gate - row_max), row_sum += P, O += P V
+//     store O / row_sum and lse
+//
+// Pruning and the window only set last_tile.
 template <int DH, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     sm80_forward_kernel(const __grid_constant__ AttentionForward a,
@@ -146,7 +159,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
             if (GATE && j0 < 0) sm80_load_shared(c, acc_init + (uint32_t)(n * 4 * sizeof(float4)));
         });
 
-        // From here on the exponent, relative to cum_logf_i, is s factor + shift.
+        // Below, the exponent to base 2, relative to cum_logf_i, is s factor + shift.
         bool diagonal = j0 >= 0;
         float factor = diagonal ? 1 : SCALE, shift[MS][2];
         if (diagonal)

@@ -4,33 +4,34 @@ Backward of forgetting attention on Hopper. With p = exp(score - lse) and ds = p
     dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
     dcum_logf_i = sum_j ds_ij - sum_j ds_ji
 
-A thread block has 128 keys of a head, and loops over tiles of queries from the diagonal to the window's end.
-Warp roles:
+A thread block has 128 keys of a head and loops over tiles of queries, from the diagonal to the last query
+that neither pruning nor the window hides from these keys. Warp roles:
 
     warp 0       tma_producer: K and V once, Q and dO tiles  ->  shared memory (ring of 3 stages); one thread
     warp 1       lse_producer: acc_init (lse and gate) and -delta of each query tile
     warps 2, 3   deterministic only: acquire and release the dq_semaphore; one thread each
     warps 4-11   mma_consumer: two warpgroups of 64 keys: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO,
-                 dK += dS^T Q; dS^T goes through shared memory, where both halves meet for dQ = dS K
+                 dK += dS^T Q; dS^T goes through shared memory, as dQ = dS K needs all 128 keys
 
-    then         sm90_backward_finish_kernel: dQ from float, in the order of the accumulators, to bf16
+    then         sm90_backward_finish_kernel: dQ from float accumulators to bf16 rows
 
-sm90_backward_launch.cuh has that kernel and launches both. Layouts are those of attention.cuh. The gate is
-described in shape.cuh; the anchor is the block's last key.
+Pseudocode of the consumers' loop: above Sm90BackwardConsumer's run. sm90_backward_launch.cuh has the finish
+kernel and launches both. Layouts are those of attention.cuh. The gate is described in shape.cuh; the anchor
+is the block's last key.
 
-S and dP are transposed, a row per key, so that P and dS are in registers as operands of dV and dK. dQ is
-added in float, in global memory, straight from registers (red.v4) in the order of the accumulators, in which
-a warp adds 512 contiguous bytes: bulk adds would pass through shared memory twice, whose bandwidth bounds
-this kernel.
+S and dP are transposed (a row per key), so that P and dS are register operands of dV and dK. dQ is
+accumulated in float in global memory, straight from registers (red.v4) and in accumulator layout, in which a
+warp adds 512 contiguous bytes. Bulk adds would pass through shared memory twice, whose bandwidth bounds this
+kernel.
 
-The row sums of dS are 8 more columns of dS K, with ones in place of K; so are the column sums of dS^T Q where
-registers allow it. Both take dS as rounded for dQ and dK: dcum_logf is summed over time next, where rounding
-errors add up unless the same dS enters both sums.
+The row sums of dS are 8 more columns of dS K, with ones in place of K; where registers allow it the column
+sums are 8 more columns of dS^T Q. Both take dS as rounded for dQ and dK: dcum_logf is summed over time next,
+where rounding errors would accumulate unless the same dS enters both sums.
 
-Deterministic, a thread block waits for blocks of keys nearer to the diagonal. Therefore blocks of keys are
-taken in the order in which thread blocks start, by a ticket: each waits only for others that run already,
-whatever the order in which the GPU starts them and however few are resident. Otherwise thread blocks add to
-dQ in any order, and its last bits differ from run to run.
+Deterministic mode: a thread block adds to a tile of dQ after all blocks of keys nearer to the diagonal have
+(dq_semaphore). Blocks of keys are therefore assigned by a ticket, in the order in which thread blocks start:
+each waits only for others that already run, however few are resident, so there is no deadlock. Otherwise
+thread blocks add to dQ in any order, and its last bits differ from run to run.
 */
 #pragma once
 
@@ -53,7 +54,7 @@ template <int DH, bool WITH_WINDOW> struct Sm90Backward : Sm90BackwardTiles<DH> 
         return tile * QUERIES + (STEPS == 2 ? group * 64 : 0);
     }
     __device__ static int part_column(int group) { return STEPS == 2 ? 0 : group * 64; }
-    // Of two groups that have the same queries, one adds the row sums.
+    // Where both groups have the same queries, the first one adds the row sums.
     __device__ static bool part_has_sums(int group) { return STEPS == 2 || group == 0; }
 
     struct Shared {
@@ -64,9 +65,9 @@ template <int DH, bool WITH_WINDOW> struct Sm90Backward : Sm90BackwardTiles<DH> 
         // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
         float acc_init[STAGES][QUERIES];
         float minus_delta[STAGES][QUERIES];
-        AttentionGate<KEYS> gate; // of the keys
+        AttentionGate<KEYS> gate; // the keys' gate
         uint64_t keys_full, full[STAGES], empty[STAGES], dq_ready, dq_added;
-        unsigned ticket; // deterministic only: thread blocks that started before
+        unsigned ticket; // deterministic only: number of thread blocks that started before this one
     };
 };
 
@@ -90,8 +91,8 @@ struct Sm90BackwardBlock {
     __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p, int heads) {
         constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
         AttentionTile at = p.shape.tile(n, heads);
-        // The first keys have most queries. With the semaphore, each block waits for the one after it, which
-        // must therefore come before it.
+        // The first keys have most queries and come first. With the semaphore a block waits for the next one
+        // nearer to the diagonal (a larger index), so these come first instead.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
         int last_block = p.shape.last_query_block<F::WINDOW>(at.head, block);
         Sm90BackwardBlock x;
@@ -130,7 +131,7 @@ __device__ static inline void sm90_backward_tma_producer(typename F::Shared& sha
 }
 
 // ----------------------------------------------------------------------------
-// lse_producer: one warp. acc_init of the scores, and -delta, that of the score gradients
+// lse_producer: one warp. Writes the initial accumulators: acc_init of the scores, -delta of their gradients
 
 template <class F, bool GATE>
 __device__ static inline void sm90_backward_lse_producer(typename F::Shared& shared,
@@ -172,13 +173,17 @@ __device__ static inline void sm90_backward_lse_producer(typename F::Shared& sha
     }
 }
 
-// ----------------------------------------------------------------------------
-// dq_semaphore: the thread blocks add to a tile of dq in a fixed order, from the diagonal down, which is
-// about the order in which they reach it. One thread waits for the block's turn, another one passes it on
-// when all blocks can see the added values: each takes as long as memory does, but only additions that come
-// out of order wait.
+// ---------------------------------------------------------------------------- dq_semaphore: thread blocks
+// add to a tile of dq in a fixed order, from the diagonal down, which is about the order in which they reach
+// it. For each tile:
+//
+//     acquire_dq   spins until the tile's counter says that all blocks before this one have added
+//     consumers    wait for dq_ready, add, arrive on dq_added
+//     release_dq   waits for dq_added, then raises the counter (store release: every block sees the sums)
+//
+// Each of the two threads waits for memory, but consumers wait only where additions come out of order.
 
-// Per tile: the number of thread blocks that have added their dq, and how many must have before this one does
+// Per-tile counter: thread blocks that have added their dq, and how many must have before this one may
 template <class F> struct Sm90DqSemaphore {
     int *added, before;
     __device__ Sm90DqSemaphore(const Sm90BackwardParameters& p, const Sm90BackwardBlock& x, int tile)
@@ -426,8 +431,23 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
         }
     }
 
-    // wgmmas in flight: while S is exponentiated, dk of the previous step and dp of this one; while ds is
-    // computed, dv; while the groups wait for each other's ds, the scores of the next step.
+    // Main loop of a warpgroup, 64 keys; a step is 64 queries, a tile 2 steps at dh 64, 1 at dh 128.
+    //
+    //     S^T = acc_init + K Q^T of the first step
+    //     for each tile of queries, from the diagonal to `last`; for each step of it:
+    //         issue dP^T = -delta + V dO^T;  wait S^T                  in flight: dK of the step before, dP^T
+    //         P^T = 2^(S^T scale - gate), in the diagonal block with the causal mask;  window: mask
+    //         dh 64:  wait dK;   issue dV += P^T dO;  wait dP^T        in flight: dV
+    //         dh 128: wait dK, dP^T
+    //         first step: arrive empty (the tile before);  dS^T = P^T dP^T as bf16, also to shared memory
+    //         dh 128: issue dV += P^T dO
+    //         issue S^T of the next step; after a tile's last step first wait full (the next tile)
+    //         last step: both warpgroups meet (their dS^T is complete);  wait dV;  issue dQ = dS K
+    //         issue dK += dS^T Q
+    //     after each tile: wait dQ;  add dQ to global memory, in order when deterministic       in flight: dK
+    //     store dK, dV through the shared memory of K, V; column sums of dS to dcum_logf
+    //
+    // Loads run up to 2 tiles ahead (3 stages). Pruning and the window only set `last`.
     __device__ void run() {
         if (GATE) fill_gate();
         sm90_named_sync(1, 256);

@@ -1,9 +1,11 @@
 /*
-Launches the backward pass of attention on Hopper: for band heads sm90_band_kernel (sm90_band.cuh), for all
-others sm90_backward_kernel (sm90_backward.cuh), which adds up dQ in float, and sm90_backward_finish_kernel,
-which takes it to bf16 and adds the row sums of dS to dcum_logf.
+Launches the backward pass of attention on Hopper:
 
-Called by attention.cuh.
+    band heads     sm90_band_kernel (sm90_band.cuh): all gradients
+    other heads    sm90_backward_kernel (sm90_backward.cuh): dK, dV, and dQ accumulated in float
+                   sm90_backward_finish_kernel: dQ to bf16, row sums of dS to dcum_logf
+
+Called by attention.cuh, whose layouts these are.
 */
 #pragma once
 
@@ -26,8 +28,8 @@ __global__ void __launch_bounds__(256)
     if (dcum_logf && F::part_has_sums(group) && threadIdx.x < 64 && first_row + (int)threadIdx.x < shape.T)
         dcum_logf[token + threadIdx.x] += row_sum[token + threadIdx.x];
 
-    // Four lanes held 8 columns of a row and of the row 8 further on: here one thread gathers them through
-    // shared memory, where the floats of each 8 columns are shifted by one bank width.
+    // Accumulator layout: four lanes held 8 columns of a row and of the row 8 further on. One thread gathers
+    // them through shared memory, where the floats of each 8 columns are shifted by one bank width.
     __shared__ Pack4 part[F::PART / 4 + 8];
     const float* from = dq_sum + (((int64_t)head * tiles + tile) * 2 + group) * F::PART;
 #pragma unroll
@@ -79,8 +81,8 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     p.lse = a->lse;
     p.delta = a->delta;
     p.cum_logf = a->cum_logf;
-    // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
-    // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
+    // Deterministic thread blocks of a head wait for one another unless they run close together. Groups of
+    // heads are then half as large, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
     const bool band = Sm90HasBand<DH, GATE, WINDOW>::value && a->bounds && a->bounds->head_order;
     if (band) {

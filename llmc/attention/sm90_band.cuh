@@ -2,27 +2,26 @@
 Forgetting attention of band heads (pruning.cuh) on Hopper, dh 64: block m of 64 queries attends to its own 64
 keys and to those of block m - 1, and to no others.
 
-The kernels of sm90_forward.cuh and sm90_backward.cuh take tiles of 128: half of what they compute for such
-heads has no weight, and dq passes through memory in float. Here a thread block is one warpgroup, which walks
-along a strip of blocks of one head. Thread blocks on an SM hide each other's latencies.
+The kernels of sm90_forward.cuh and sm90_backward.cuh have tiles of 128 tokens: for band heads half of what
+they compute has no weight, and dq passes through memory in float. Here a thread block is one warpgroup, which
+walks along a strip of 8 blocks of one head. Several thread blocks on an SM hide each other's latencies.
 
-    forward     O_m = softmax(Q_m [K_m-1, K_m]^T) [V_m-1, V_m]; all of a row's scores are in registers
-    backward    with the keys and values of block m - 1, then of block m:
+    forward     O_m = softmax(Q_m [K_m-1, K_m]^T) [V_m-1, V_m]; all scores of a row are in registers
+    backward    with K, V of block m - 1, then with those of block m:
                 S^T = K Q_m^T, dP^T = V dO_m^T, dV += P^T dO_m, dK += dS^T Q_m, dQ_m += dS K
 
-Of these dS alone passes through shared memory. dQ_m stays in registers for both steps, dK and dV of block m
-for the second step of m and the first of m + 1. So each is written once, as bf16, without atomics.
+    registers   P and dS as operands; dQ_m for both steps of m; dK and dV of block m for the second step of m
+                and the first of m + 1: each gradient is written once, as bf16, without atomics
+    shared      3 stages, each the tiles of one block: m - 1, m and the next one, in flight; dS. Results leave
+                through tiles that are no longer read
+    warps       thread 0 issues all TMA copies; all four warps compute, 16 rows each
 
-A stage of shared memory has the tiles of one block of tokens. There are three: for blocks m - 1 and m, and
-for the next one, which is in flight. Thread 0 issues all TMA copies. Tiles of block m - 1 that are no
-longer needed hold results until they are stored. A strip reads the keys before its first block, and
-backward the queries behind its last one, a second time.
+A strip reads the keys of the block before it, and backward the queries of the block behind it, a second time.
+Fused for the other heads' kernels: backward clears their dq_sum and row_sum, forward clears the tile counter.
 
-What the other kernels need for the other heads is fused: the backward kernel clears their dq_sum
-and row_sum, the forward kernel the tile counter.
-
-Layouts are those of attention.cuh. The gate is described in shape.cuh; the anchor is a block's last token.
-Called by the launches of sm90_forward.cuh and sm90_backward_launch.cuh.
+Pseudocode of the loops: above run_block (forward) and step (backward). Layouts are those of attention.cuh.
+The gate is described in shape.cuh; the anchor is a block's last token. Called by the launches of
+sm90_forward.cuh and sm90_backward_launch.cuh.
 */
 #pragma once
 
@@ -37,8 +36,8 @@ template <bool BACKWARD> struct Sm90Band {
     static constexpr int DH = 64, ROWS = ATTENTION_BAND, THREADS = 128, STAGES = 3;
     static constexpr int TILE = ROWS * DH;
     static constexpr int RESIDENT = BACKWARD ? 2 : 3;           // thread blocks an SM
-    static constexpr int SHARED_KIB = 228 / RESIDENT - 1;       // the system takes one of each
-    enum { K, V, Q, DOUT, TILES = BACKWARD ? DOUT + 1 : DOUT }; // of a stage
+    static constexpr int SHARED_KIB = 228 / RESIDENT - 1;       // CUDA reserves 1 KiB a thread block
+    enum { K, V, Q, DOUT, TILES = BACKWARD ? DOUT + 1 : DOUT }; // tiles of a stage
 
     struct Stage {
         bf16 tile[TILES][TILE];
@@ -48,8 +47,8 @@ template <bool BACKWARD> struct Sm90Band {
         bf16 ds[BACKWARD ? ROWS * ROWS : 8]; // [keys][queries]
         bf16 ones[BACKWARD ? 16 * SM90_PANEL : 8];
         AttentionGate<ROWS> gate[2]; // of block m in m % 2
-        // Of the queries of block m. Forward: log2(e) (cum_logf_i - anchor of m - 1). Backward: acc_init with
-        // the keys of m - 1, with those of m, and -delta.
+        // One value a query of block m. Forward: log2(e) (cum_logf_i - anchor of m - 1). Backward: acc_init
+        // with the keys of m - 1, acc_init with the keys of m, -delta.
         float row[BACKWARD ? 3 : 1][ROWS];
         uint64_t full[STAGES];
     };
@@ -100,7 +99,8 @@ template <bool BACKWARD> struct Sm90BandWalk {
     const int lane = (int)threadIdx.x % 32;
     const int warp_row = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) * 16,
               lane_row = warp_row + lane / 4;
-    // Of the thread's token of the next block, thread % 64; the anchors of that block and of the one before
+    // cum_logf, lse and delta of token thread % 64 of the next block; anchors of that block and the one
+    // before
     double cum_logf = 0, anchor = 0, anchor_before = 0;
     float lse = 0, delta = 0;
 
@@ -113,8 +113,8 @@ template <bool BACKWARD> struct Sm90BandWalk {
     __device__ void wait(int m) {
         sm90_wait(&shared.full[stage_index(m)], (uint32_t)((m - strip.first + 1) / F::STAGES % 2));
     }
-    // Loads what the strip needs of block m: nothing of block -1, whose phase completes all the same. One
-    // thread.
+    // Loads the tiles of block m that the strip needs. Block -1 has none, but its phase completes all the
+    // same. One thread.
     __device__ void load(int m) {
         bool keys = m >= 0 && m < strip.end, queries = m >= strip.first;
         if (m >= min(strip.end + BACKWARD, strip.blocks)) return;
@@ -126,14 +126,14 @@ template <bool BACKWARD> struct Sm90BandWalk {
             if (tile < F::Q ? keys : queries)
                 sm90_load_tile<DH, ROWS>(stage(m).tile[tile], &p.in[tile], strip.h, m * ROWS, strip.b, full);
     }
-    // The stage of block m - 2 becomes that of m + 1, once its results have left it. One thread.
+    // Loads block m + 1 into the stage of block m - 2, once the results there have been stored. One thread.
     __device__ void load_ahead(int m) {
         if (m == strip.first) return; // loaded at the start
         sm90_wait_stores_read<0>();
         load(m + 1);
     }
 
-    // Begins to load the tokens of block m.
+    // Starts loading cum_logf and, backward, lse and delta of block m's tokens into registers.
     __device__ void fetch(int m) {
         const int64_t head = (int64_t)strip.head * p.shape.T;
         const int last = p.shape.T - 1, i = min(m * ROWS + (int)threadIdx.x % ROWS, last);
@@ -142,7 +142,7 @@ template <bool BACKWARD> struct Sm90BandWalk {
         cum_logf = p.cum_logf[head + i];
         if (BACKWARD) lse = p.lse[head + i], delta = p.delta[head + i];
     }
-    // Writes the values of the tokens of block m, which were fetched, to shared memory.
+    // Writes what fetch(m) loaded to shared memory, as gate and row.
     __device__ void set_tokens(int m) {
         int i = (int)threadIdx.x;
         if (i >= ROWS) return;
@@ -157,7 +157,7 @@ template <bool BACKWARD> struct Sm90BandWalk {
             shared.row[0][i] = m > 0 ? (float)(past * ATTENTION_LOG2E) : -INFINITY;
         }
     }
-    // Loads and tokens of the strip's first block, and what it needs of the one before.
+    // Issues the loads of the strip's first two blocks and of the block before them, whose gate it writes.
     __device__ void start() {
         const int first = strip.first;
         for (int m = first - 1; threadIdx.x == 0 && m <= first + 1; m++) load(m);
@@ -203,7 +203,7 @@ struct Sm90BandForward : Sm90BandWalk<false> {
     using Sm90BandWalk<false>::Sm90BandWalk;
     float before[ROWS / 2], own[ROWS / 2], acc[DH / 2]; // scores with the keys of block m - 1 and of m; o
 
-    // Makes the scores exponents to base 2, relative to cum_logf_i, with later keys masked.
+    // Turns scores into exponents to base 2, relative to cum_logf_i, with later keys masked.
     __device__ void finish_scores(int m) {
         const AttentionGate<ROWS>&gate = shared.gate[m % 2],
               &gate_before = shared.gate[m > 0 ? (m - 1) % 2 : 0];
@@ -216,6 +216,17 @@ struct Sm90BandForward : Sm90BandWalk<false> {
         }
     }
 
+    // Main loop of a thread block (run), for block m of a strip:
+    //
+    //     write the gate of block m;  wait stage m;  load the gate of m + 1 into registers
+    //     issue S_before = Q_m K_m-1^T, S_own = Q_m K_m^T
+    //     thread 0: wait for the stores so far, issue the loads of block m + 1            overlaps the GEMMs
+    //     wait;  scale, gate; causal mask on S_own
+    //     row_max, P = 2^(S - row_max), row_sum: of both at once, no rescaling
+    //     issue O = P_before V_m-1 + P_own V_m;  write lse                                overlaps the GEMMs
+    //     wait;  O / row_sum as bf16 into Q's tile;  thread 0 issues its TMA store
+    //
+    // No ping-pong: the 3 thread blocks on an SM overlap each other's GEMMs and softmax.
     __device__ void run_block(int m) {
         typename F::Stage &now = stage(m), &past = m > 0 ? stage(m - 1) : now; // of block 0, all is masked
         uint64_t q = sm90_make_smem_desc<ROWS>(now.tile[F::Q]);
@@ -285,7 +296,7 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
     using Sm90BandWalk<true>::Sm90BandWalk;
     // 8 more columns, of ones: row sums of dS in dq, column sums in dk
     float s[ROWS / 2], dp[ROWS / 2], dq[DH / 2 + 4], dk[DH / 2 + 4], dv[DH / 2];
-    float row_sum[2]; // of the block whose dk is in registers
+    float row_sum[2]; // row sums of dS of the block whose dk is in registers
     uint32_t probabilities[ROWS / 16][4], ds[ROWS / 16][4];
 
     template <int R> __device__ static void clear(float (&acc)[R]) {
@@ -308,7 +319,7 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
         sm90_matmul_abt<DH, ROWS, ROWS>(d, sm90_make_smem_desc<ROWS>(a), sm90_make_smem_desc<ROWS>(b), true);
         sm90_commit_group();
     }
-    // Before block 0 there is none: its own keys, all masked, take their place.
+    // Keys of step OWN of block m. Block 0 has no block before: its own keys, all masked, take their place.
     template <bool OWN> __device__ static int keys_of(int m) { return OWN || m == 0 ? m : m - 1; }
     // Exponentiates s: queries of block m, keys of m - 1 or, OWN, of m, with later keys masked.
     template <bool OWN> __device__ void exponentiate(int m) {
@@ -321,7 +332,20 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
             s[e] = exp2_approx(OWN && j > i ? -INFINITY : x);
         }
     }
-    // Adds to dq of block m, and to dk and dv of block m - 1 or, OWN, of m.
+    // Adds to dq of block m, and to dk and dv of block m - 1 or, OWN, of m. Main loop of a thread block
+    // (run), for block m of a strip:
+    //
+    //     write gate, acc_init, -delta of block m;  wait stage m;  load those of m + 1 into registers
+    //     step<false>, keys of block m - 1;  store dK, dV of m - 1;  clear dK, dV
+    //     step<true>, keys of block m;       store dQ of m
+    //
+    //     step:  issue S^T = acc_init + K Q_m^T;  issue dP^T = -delta + V dO_m^T
+    //            step<false>: thread 0 waits for the stores so far, issues the loads of block m + 1
+    //            wait S^T;  P^T = 2^(S^T scale - gate), causal mask if OWN                overlaps dP^T
+    //            wait dP^T;  dS^T = P^T dP^T as bf16, also to shared memory
+    //            issue dV += P^T dO_m, dK += dS^T Q_m;  __syncthreads;  issue dQ += dS K;  wait all
+    //
+    // After the strip, one step<false> of the block behind it completes dK and dV of the last block.
     template <bool OWN> __device__ void step(int m) {
         const typename F::Stage &queries = stage(m), &keys = stage(keys_of<OWN>(m));
         load_columns(s, shared.row[OWN]), load_columns(dp, shared.row[2]);
@@ -365,7 +389,7 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
         return sm90_make_smem_desc_pair(tile + 16 * k * SM90_PANEL, shared.ones);
     }
 
-    // dk, dv and dcum_logf of block m, through the stage of block m
+    // Stores dk, dv and dcum_logf of block m, through the K and V tiles of its stage.
     __device__ void store_keys(int m) {
         typename F::Stage& to = stage(m);
         const float root[2] = {1 / AttentionScale<DH>::ROOT, 1 / AttentionScale<DH>::ROOT}, one[2] = {1, 1};
@@ -384,7 +408,7 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
                 p.dcum_logf[(int64_t)strip.head * p.shape.T + j] = row_sum[r] - dk[DH / 2 + 2 * r];
         }
     }
-    // dq of block m, through the stage of block m - 1, whose queries are no longer needed
+    // Stores dq of block m, through the Q tile of block m - 1, which is no longer read.
     __device__ void store_queries(int m) {
         bf16* to = stage(m - 1).tile[F::Q];
         const float root[2] = {1 / AttentionScale<DH>::ROOT, 1 / AttentionScale<DH>::ROOT};
@@ -397,7 +421,8 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
         }
         for (int r = 0; r < 2; r++) row_sum[r] = dq[DH / 2 + 2 * r];
     }
-    // Of the block before the strip, dk and dv are not stored, nor is dq of the block behind it.
+    // Loads block m's tokens and runs its first step. dk and dv of the block before the strip, and dq of the
+    // block behind it, are partial and never stored.
     __device__ void begin_block(int m) {
         set_tokens(m);
         wait(m);
@@ -422,7 +447,7 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
     }
 };
 
-// Clears dq_sum, [64 queries][DH] in the order of the accumulators, and row_sum of the strip's tiles.
+// Clears dq_sum ([64 queries][DH], in accumulator layout) and row_sum of the strip's tiles.
 __device__ static inline void sm90_band_clear(const Sm90BandParameters& p, const Sm90BandStrip& strip) {
     typedef Sm90Band<true> F;
     const int parts = 2 * p.shape.blocks, end = min(strip.first + Sm90BandStrip::BLOCKS, parts);

@@ -3,23 +3,21 @@ Forgetting attention forward on Hopper:
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
-Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. The
-first tile too: where another kernel holds SMs (NCCL), blocks that start late find no long tiles
-left for them, or none. Warp roles:
+Thread blocks are persistent: each takes tiles of 128 or 192 queries from a global counter, longest first. The
+first tile comes from the counter too: a thread block that starts late, because another kernel (NCCL) holds
+its SM, then finds short tiles left, or none. Warp roles:
 
     warp 0       tma_producer: Q, K, V tiles  ->  shared memory (K and V: ring of 2 or 4 stages); one thread
     warps 1-2    gate_producer: acc_init of each K tile, row_gate of the Q tile; only with a gate
     warp 3       idle
-    warps 4-     mma_consumer: 2 or 3 warpgroups of 64 queries, from the diagonal down to the first key, or
-                 to the first of the window;
-                 in each step S = Q K^T of tile n and O += P V of tile n + 1 are in flight together, and
-                 the online softmax turns S into P while O += P V still runs
+    warps 4-     mma_consumer: 2 or 3 warpgroups of 64 queries, from the diagonal down to the first key that
+                 is neither pruned nor hidden by the window; pseudocode of the loop: above first_step
 
 Layouts are those of attention.cuh, which calls attention_forward_sm90. The gate is described in shape.cuh;
 the anchor is the tile's first query.
 
-The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few
-instructions: scores are only checked for an overflow, and rescaling is rare (may_need_rescale).
+The softmax limits this kernel, not the tensor cores, so the loop is written for few instructions: scores are
+only checked for an overflow, and rescaling is rare (may_need_rescale).
 */
 #pragma once
 
@@ -42,7 +40,7 @@ template <int DH, bool WITH_WINDOW> struct Sm90Forward : Sm90ForwardTiles<DH> {
     static constexpr float SCALE = AttentionScale<DH>::SCALE;
     static_assert(KEYS == ATTENTION_BLOCK, "pruning counts tiles of keys");
 
-    // All roles count tiles of queries, and steps of one tile of keys each, from the kernel's start: the
+    // Every role counts tiles of queries, and steps (one tile of keys each), from the kernel's start. The
     // count gives the stage and the phase of its barriers.
     __device__ static int stage(uint32_t step) { return (int)(step % STAGES); }
     __device__ static uint32_t phase(uint32_t step) { return step / STAGES % 2; }
@@ -80,7 +78,7 @@ struct Sm90ForwardParameters {
     const double* cum_logf;
     unsigned* tile_counter; // tiles taken
     AttentionShape shape;
-    int last_tile; // of a head, of all its queries
+    int last_tile; // index of a head's last tile of queries
 };
 
 // A tile of queries from i0 on, and its tiles of keys: from last down to first, masked from `diagonal` on.
@@ -88,7 +86,7 @@ struct Sm90ForwardTile {
     int head, b, h, i0, last, diagonal, first;
 
     static constexpr unsigned NONE = UINT_MAX;
-    // The number of the n-th tile to compute of the first `heads` heads, by which all roles know it
+    // Number, the same in all roles, of the n-th tile to compute of the first `heads` heads
     __device__ static unsigned number(unsigned n, const Sm90ForwardParameters& p, int heads) {
         if (n >= (unsigned)heads * (unsigned)p.shape.tiles_per_head) return NONE;
         AttentionTile at = p.shape.tile(n, heads);
@@ -110,7 +108,7 @@ struct Sm90ForwardTile {
 };
 
 // ----------------------------------------------------------------------------
-// tma_producer: one thread, which has taken tile `index`
+// tma_producer: one thread, which has already taken tile `index` from the counter
 
 template <class F>
 __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shared,
@@ -212,8 +210,8 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         consumer = warp / 4;
     }
 
-    // The lane and the thread's first row in the tile are computed again wherever they are needed: with three
-    // consumers there are no registers to keep them, or values derived from them, across the loop.
+    // The lane and the thread's first row in the tile are recomputed where they are needed: with three
+    // consumers no registers are left to keep them, or values derived from them, across the loop.
     __device__ static int lane() {
         int lane;
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -289,11 +287,11 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         return GATE && !DIAGONAL ? row_gate_high[h] : 0;
     }
 
-    // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: it is updated,
+    // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range. It is updated,
     // and the accumulators rescaled, only when a score exceeds it by RESCALE_THRESHOLD, which is rare after a
-    // row's first tile. Scores are compared as integers, three in one instruction: that orders
-    // positive floats correctly, and negative ones are below a positive limit either way. Only where the
-    // limit is not positive, in rows whose scores are all far below zero, must update_row_max decide.
+    // row's first tile. Scores are compared as integers, three per instruction: positive floats compare like
+    // their bits, and negative ones are below a positive limit either way. Where the limit is not positive
+    // (rows whose scores are all far below zero), update_row_max decides.
     template <bool DIAGONAL> __device__ bool may_need_rescale() const {
         int tile_max[2] = {INT_MIN, INT_MIN};
 #pragma unroll
@@ -344,6 +342,23 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         for (int i = 0; i < KEYS / 4; i++) probabilities[i / 4][i % 4] = pack_bf16x2(s[2 * i], s[2 * i + 1]);
     }
 
+    // Main loop of a warpgroup (run), 64 queries of a tile; K[n], V[n]: tile n of 128 keys.
+    //
+    //     wait q_full, k_full;  S = Q K[last]^T;  scale, gate, masks;  arrive k_empty              first_step
+    //     P = 2^(S - row_max), row_sum;  wait v_full
+    //     for n = last - 1 .. first:                                                               step
+    //         wait k_full;  S = 0, or acc_init (the keys' gate) before the diagonal
+    //         [dh 128: wait for the other warpgroup to have issued]
+    //         issue S += Q K[n]^T;  issue O += P V[n + 1]                   two wgmma groups in flight
+    //         [dh 128: let the other warpgroup issue]
+    //         wait S;  diagonal: scale, gate, causal mask;  window: mask;  arrive k_empty
+    //         S = 2^(S scale + row_gate - row_max), row_sum += S            overlaps O += P V[n + 1]
+    //         wait v_full;  wait O;  arrive v_empty;  O *= rescale, where row_max rose;  P = bf16(S)
+    //     arrive q_empty;  O += P V[first];  arrive v_empty;  store O / row_sum, lse;  arrive tile_empty
+    //
+    // Pruning and the window only set `first`: skipped tiles are neither loaded nor computed. The
+    // tma_producer runs up to STAGES tiles of keys ahead, so Q, K, V of the next tile of queries arrive
+    // during the store.
     __device__ void first_step(const Sm90ForwardTile& tile) {
         float rescale[2];
         int row = this->row(lane());
@@ -369,7 +384,7 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         pack_probabilities();
     }
 
-    // The scores of key tile n, while O += P V runs for tile n + 1, whose values have arrived.
+    // Scores of key tile n, while O += P V runs for tile n + 1, whose values have arrived.
     template <bool DIAGONAL> __device__ void step(const Sm90ForwardTile& tile, int n) {
         constexpr bool ACC_INIT = GATE && !DIAGONAL;
         float rescale[2];
@@ -385,9 +400,8 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         if (WINDOW) mask_window(tile, n);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         bool rescaled = exponentiate<DIAGONAL>(rescale);
-        // The wait for the next values is here, and not where they are needed, because the compiler moves no
-        // instruction across such a loop: it would start the exponentials after O += P V has finished, not
-        // before.
+        // Not where V is needed, but here, before the wait for O += P V: the compiler moves no instruction
+        // across a spin loop, so the exponentials stay ahead of that wait.
         sm90_fence_operand(s);
         sm90_wait(&shared.v_full[F::stage(step_count)], F::phase(step_count));
         finish_pv();
@@ -436,7 +450,7 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         }
     }
 
-    // The tile that the tma_producer has announced; false: there are no more.
+    // Reads the tile that the tma_producer has announced; false if there are no more.
     __device__ bool read_tile(Sm90ForwardTile& tile) const {
         unsigned number =
             __shfl_sync(0xffffffffu, *(volatile unsigned*)&shared.tile_number[tile_count % 2], 0);
