@@ -25,7 +25,7 @@ class Missing(Exception):
 def text(report):
     """Lines of Markdown."""
     sentences = []
-    for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
+    for finding in (rates, recall, overwritten, gates, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
                     other_pairs, variants, recurrent, pruning, half_lives):
         try:
             sentences.append(f"- {finding(report)}")
@@ -159,6 +159,16 @@ def overwritten(report):
     return (f"{begin}, the best of them. " + f"Below {from_scratch.LEARNED}% right: {', '.join(failed)}. " * bool(failed)
             + "Right at the length of training, and of 64 keys with up to 32 rewrites at 8 times this length: "
             f"{shares} ([below](#overwritten-keys-from-scratch)).")
+
+
+def gates(report):
+    """The verdicts on the gates that recall needs."""
+    mqar, over = (from_scratch.Gates(f"gate-{task}", report.all_lines, report.with_diverged) for task in ("mqar", "over"))
+    require(any(mqar.runs(block, "plain")[0] for block in mqar.groups))
+    return ("**Gates that recall needs,** data of which no token is seen twice. Is plain gates' failure on MQAR only a delay? "
+            f"{'; '.join(map(mqar.delay, mqar.groups))}. All gates that begin at one length learn MQAR in all seeds from: "
+            f"{'; '.join(map(mqar.enough, mqar.groups))}; overwritten keys from: {'; '.join(map(over.enough, over.groups))} "
+            "([below](#gates-that-recall-needs)).")
 
 
 def packed(report):

@@ -188,10 +188,12 @@ def gates_found(lines, results):
     why = "not refuted: no bias has moved further than the sum of the rates" if moved else f"open: {NONE}"
     if beyond:
         why = f"refuted: a bias has moved by {max(beyond):.2f}, further than the sum of the rates"
+    if owed:
+        why += f". The longest gate of plain runs that have learned MQAR owes its length to: {'; '.join(owed)}"
+        if not beyond and all("`w_f a` (" in text for text in owed):  # and none to its bias
+            why += ". It does not explain the failure"
     return [f"1. **Is plain gates' failure only a delay?** {'; '.join(map(mqar.delay, mqar.groups))}.",
-            f"2. **Which length is enough?** {'; '.join(lengths)}.",
-            f"3. **Why?** The hypothesis is {why}." + (f" The longest gate of plain runs that have learned MQAR owes its length to: "
-                                                      f"{'; '.join(owed)}." if owed else "")]
+            f"2. **Which length is enough?** {'; '.join(lengths)}.", f"3. **Why?** The hypothesis is {why}."]
 
 
 def best_runs(group, lines, results):

@@ -83,6 +83,13 @@ for row in rows(Path("dev/STUDY.md").read_text(), "primary")[2:4]:  # the losses
 row = rows(Path("dev/STUDY.md").read_text(), "primary")[4]
 mean, low, high = (f"{math.exp(float(x)):.2f}" for x in (row[2], *row[3].split(" to ")))
 assert f"{mean} times the GPU-hours ({low} to {high}" in first_screen, row
+
+# the questions' table of learning rates has the numbers of the study's
+asked = [line.split("|")[1:-1] for line in Path("dev/QUESTIONS.md").read_text().partition("| peak rate")[2].split("\n\n")[0].splitlines()]
+for row in rows(Path("dev/STUDY.md").read_text(), "rates")[2:6]:
+    losses = dict(cell.split(": ") for cell in row[1].split(", "))
+    cells = next([cell.strip() for cell in cells] for cells in asked if cells[0].strip() == row[0])
+    assert cells[1:] == [f"{float(losses[rate]):.3f}" if rate in losses else "" for rate in ("2e-4", "5e-4", "1e-3", "2e-3", "5e-3")], (cells, losses)
 picture = FOLDER / paper_code.PICTURE
 if "no matplotlib" not in done.stdout:
     assert all(name in picture.read_text() for name in data["runs"])
@@ -240,7 +247,8 @@ assert run().returncode == 0
 for sentence in ("**Is plain gates' failure only a delay?** fox-pro: yes (2 of 3 seeds); fox-llama: no (0 of 3 seeds).",
                  "MQAR, fox-pro: 16 tokens; MQAR, fox-llama: open; overwritten keys, fox-pro: open.",
                  "The hypothesis is not refuted: no bias has moved further than the sum of the rates. The longest gate of plain runs that "
-                 "have learned MQAR owes its length to: fox-pro `w_f a` (bias +0.50, mean of `w_f a` +3.00)."):
+                 "have learned MQAR owes its length to: fox-pro `w_f a` (bias +0.50, mean of `w_f a` +3.00). It does not explain the failure.",
+                 "learn MQAR in all seeds from: fox-pro: 16 tokens; fox-llama: open; overwritten keys from: fox-pro: open"):
     assert sentence in PAGE.read_text(), sentence
 gates("gate-mqar-fox-llama-plain_11", 0.5, -2.0, 0)
 assert run().returncode == 0 and "refuted: a bias has moved by 2.00, further than the sum of the rates." in PAGE.read_text()
