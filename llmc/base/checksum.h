@@ -9,7 +9,7 @@ little-endian words of 4 bytes, each mixed with its index in the file:
 Addition commutes, so the parts of a block can be added in any order, by any number of ranks. mix64 is a
 bijection and a word has 32 bits, so that a change within one word always changes the sum. Because the index
 is mixed in, words that are swapped, moved or replaced by zeros change it too, but for a chance of 2^-64. Used
-by checkpoints (checkpoint/format.h) and the fingerprint of the data (tokens/fingerprint.h). Not
+by checkpoints (checkpoint/record.h) and the fingerprint of the data (tokens/fingerprint.h). Not
 cryptographic.
 
 Measured on one core of an AMD EPYC: 4.1 GB/s with AVX2, 2.5 GB/s with SSE2.

@@ -9,11 +9,12 @@ All names, shapes, types and file sizes are checked before anything is written t
 Reading converts from any floating-point type, and refuses what training would spread from: a number that
 is not finite, a negative second moment.
 
-Called by ranks.h on every rank that sees the folder.
+Called by load.h on every rank that sees the folder.
 */
 #pragma once
 
 #include "format.h"
+#include "record.h"
 
 // ----------------------------------------------------------------------------
 // verifying

@@ -17,7 +17,7 @@ data, ends the run when the save has ended (message_hooks.writing). Called by tr
 #pragma once
 
 #include <pthread.h>
-#include "ranks.h"
+#include "send.h"
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 

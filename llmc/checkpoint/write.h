@@ -9,7 +9,7 @@ The folder has its temporary name until the end (out.h). Its files are flushed b
 what it replaces or makes superfluous is removed only afterwards. Each step first asks whether OUT is still
 the folder of this run.
 
-Called by saver.h, in a thread of each rank, and by ranks.h for ranks that do not see OUT.
+Called by saver.h, in a thread of each rank, and by send.h for ranks that do not see OUT.
 */
 #pragma once
 
@@ -17,6 +17,7 @@ Called by saver.h, in a thread of each rank, and by ranks.h for ranks that do no
 #include "format.h"
 #include "hf/folder.h"
 #include "out.h"
+#include "record.h"
 
 // What a checkpoint records beside the tensors.
 typedef struct {

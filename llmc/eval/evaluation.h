@@ -32,7 +32,7 @@ Called by train.h. Errors end the program.
 #pragma once
 
 #include <sys/resource.h>
-#include "../run/ranks.h"
+#include "../run/agreement.h"
 #include "../tokens/fingerprint.h"
 #include "positions.h"
 #include "result_file.h"

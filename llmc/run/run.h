@@ -17,13 +17,14 @@ error.
 */
 #pragma once
 
-#include "../checkpoint/format.h"
 #include "../checkpoint/out.h"
+#include "../checkpoint/record.h"
 #include "../ranks/world.h"
 #include "../baselines/mixers.h"
 #include "../config/config_file.h"
 #include "../config/presets.h"
 #include "../model/sequence.h"
+#include "../model/shard.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
 #include "command/mode.h"

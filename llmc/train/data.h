@@ -9,7 +9,7 @@ Called by train.h, in all ranks.
 
 #include "../serve/generate.h"
 #include "../checkpoint/hf/tokenizer.h"
-#include "../run/ranks.h"
+#include "../run/agreement.h"
 #include "../run/run.h"
 #include "../tokens/vocab_check.h"
 #include "../tokens/fingerprint.h"

@@ -4,7 +4,7 @@ train.h.
 */
 #pragma once
 
-#include "../checkpoint/read.h"
+#include "../checkpoint/load.h"
 #include "../run/trainer.h"
 
 // Host memory for a rank's shard of weights, and with `moments` of AdamW's.

@@ -1,10 +1,11 @@
 /*
-Tests of llmc/checkpoint/saver.h and llmc/checkpoint/ranks.h: one and several ranks save and load, whether
+Tests of llmc/checkpoint/saver.h, send.h and load.h: one and several ranks save and load, whether
 they see rank 0's folder or not. Any failure is reported on all ranks and costs no older checkpoint, and no
 rank waits for ever.
 */
 #include <sys/resource.h>
 #include "../ranks.h"
+#include "../../../llmc/checkpoint/load.h"
 #include "../../../llmc/checkpoint/saver.h"
 #include "../checkpoint_fixture.h"
 
