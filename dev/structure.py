@@ -525,7 +525,7 @@ def main(arguments):
     if "--rooms" in arguments:
         return print_rooms(codes)
     lines = {p: t.count("\n") for p, t in texts.items()}
-    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p)
+    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p and not p.endswith(".md"))
     functions = [f for p, code in codes.items() for f in find_functions(tokenize(code), p)]
 
     checks = Checks()

@@ -97,7 +97,7 @@ static inline void multiply_panels(real* out, int64_t stride, const real* a, con
 // out[m,n] (+)= a[m,K] times the packed block b[K,n], with m <= MC, K <= KC, n <= NC.
 static inline void multiply_block(real* out, int64_t stride, View a, const real* packed_b, int64_t m,
                                   int64_t n, int64_t K, bool add) {
-    static _Thread_local real packed_a[MC * KC] __attribute__((aligned(64)));
+    static __thread real packed_a[MC * KC] __attribute__((aligned(64)));
     pack_panels(packed_a, a.at, m, K, a.row, a.col, MR);
     for (int64_t j = 0; j < n; j += NR)
         for (int64_t i = 0; i < m; i += MR)
@@ -108,7 +108,7 @@ static inline void multiply_block(real* out, int64_t stride, View a, const real*
 // On the calling thread alone, for callers that are parallel themselves. `stride` is the row stride of out.
 static inline void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                                  bool add) {
-    static _Thread_local real packed_b[KC * NC] __attribute__((aligned(64)));
+    static __thread real packed_b[KC * NC] __attribute__((aligned(64)));
     for (int64_t j = 0; j < N; j += NC)
         for (int64_t k = 0; k < K; k += KC) {
             int64_t n = min64(NC, N - j), depth = min64(KC, K - k);

@@ -17,7 +17,6 @@ The references of test_channel_scan, on the host.
 #include "../gpu/buffers.cuh"
 
 #define REAL_IS_DOUBLE
-#define _Thread_local thread_local
 namespace cpu {
 #include "../../../llmc/baselines/shared/scan.h"
 }

@@ -15,7 +15,6 @@ rows, of which nothing else may be written; scratch starts as NaN.
 #include "scans.cuh"
 
 #define REAL_IS_DOUBLE
-#define _Thread_local thread_local // of C11
 namespace cpu {
 #include "../../../llmc/baselines/shared/scan.h"
 }
