@@ -1,15 +1,15 @@
 /*
-Attention of decoding: sequences that a pass extends by one token each,
+Attention of decoding, for sequences that a pass extends by one token each:
 
-    o = sum_j softmax_j(q k_j / sqrt(dh) + cum_logf - cum_logf_j) v_j    over all tokens j that it sees
+    o = sum_j softmax_j(q k_j / sqrt(dh) + cum_logf - cum_logf_j) v_j    over all tokens j in its sight
 
     in    proj [rows, row_stride] and other inputs of kv_append; pages (pages.cuh); order (plan.cuh)
     out   y [rows, NH, dh] after output norm and gate; the new token's q, k, v, cum_logf; the gate's state
 
 One kernel between the projections: kv_append, attention, output norm and gate. Split-KV: the tokens before
 the new one are divided over 8 splits of 8 warps, and each split is reduced separately, so a row's bits do not
-depend on how many thread blocks compute the splits. (They differ from extend.cuh's.) Thread blocks have heads
-in one of three ways (decode_assignment, decode_launch):
+depend on how many thread blocks compute the splits. (They differ from extend.cuh's.) Heads are assigned to
+thread blocks in one of three ways (decode_assignment, decode_launch):
 
     few heads      a cluster of 1 to 8 blocks has one head, 8 / blocks splits a block
     many heads     a block has all splits of several heads, one after another
@@ -49,11 +49,11 @@ Called by the GPU trainer on Hopper.
 #include "decode_warp.cuh"
 
 // A cluster has up to DECODE_MAX_HEADS heads, one a lane. Unless the pass is uneven, lane n of cluster i has
-// head n clusters + (i + n DECODE_HEAD_SHIFT) % clusters: without the shift a cluster would often have the
-// same head of many sequences, and heads differ in how much they forget.
+// head n clusters + (i + n DECODE_HEAD_SHIFT) % clusters. Without the shift a cluster would often have the
+// same head of many sequences, and unequal work, as heads differ in how much they forget.
 enum { DECODE_MAX_HEADS = 32, DECODE_HEAD_SHIFT = 101 };
 
-// A pass is uneven only if a decoded sequence has at least so many tokens.
+// Length of a decoded sequence, in tokens, from which on a pass may be uneven
 enum { DECODE_UNEVEN_TOKENS = 8192 };
 
 // Whether decode_attention computes the sequences of a pass that have one row. Rows that skip pages
@@ -63,13 +63,14 @@ static inline bool decode_runs(const Pages* p) { return attention_runs_sm90() &&
 // ----------------------------------------------------------------------------
 // which heads and splits a block computes
 
-// The splits first_split, .., first_split + splits - 1 of each head of the block; the barrier, in two halves,
-// of the blocks that share a head, if these are several; a store to the first one's shared memory.
+// A block's share: splits first_split, .., first_split + splits - 1 of each of its heads. arrive, wait: the
+// two halves of the barrier of the blocks that share a head; store: to the first such block's shared memory.
+// With one block a head both are local.
 struct DecodeAssignment {
     int first_split, splits;
-    int head; // of the lane: sequence NH + head, -1: none
+    int head; // the lane's, as sequence NH + head; -1: none
 
-    __device__ int rank() const { return first_split / splits; } // of the block, among those
+    __device__ int rank() const { return first_split / splits; } // of the block in its cluster
     __device__ bool is_whole() const { return splits == DECODE_SPLITS; }
     __device__ void arrive() const {
         if (!is_whole()) cluster_arrive();
@@ -124,7 +125,20 @@ template <int DH, bool GATE> struct DecodeWarp {
         int in_pool = lookup.next();
         if (in_pool >= 0 && lane == 0) ring.copy(to, in_pool);
     }
-    // The warp's tokens of all the block's splits
+    // Main loop of a warp, for one head; the steps around it are in decode_head:
+    //
+    //     q and cum_logf of the new token;  warp 0 of the first block: kv_append, its score and value
+    //     for each of the block's splits:                                                             run
+    //         for each tile of the warp in the split (32 tokens, 16 at dh 128):
+    //             wait for the tile's bulk copy
+    //             scores = K q, with q in all 8 columns;  gate;  tokens that the row does not see get -inf
+    //             raise row_max and rescale o;  o += V^T p, with p as bf16 high and low part in two columns
+    //             start copying the warp's next tile into the stage, of this head or of the next
+    //         reduce lanes: o, row_max, row_sum to shared memory
+    //     __syncthreads, cluster barrier;  reduce 8 warps to split_o of the first block;  cluster barrier
+    //     warp 0 of the first block: reduce 8 splits and the new token;  output norm, output gate;  store y
+    //
+    // Forgotten pages and the window only move the first tile (now.visible): nothing before it is copied.
     __device__ void run() {
         int iterations = lookup.num_iterations(now);
         softmax.visible = now.visible;
@@ -146,7 +160,7 @@ template <int DH, bool GATE> struct DecodeWarp {
     }
 };
 
-// By warp 0 of the first block: the new token's score and value as the last element of split_state and
+// By warp 0 of the first block: stores the new token's score and value as the last element of split_state and
 // split_o.
 template <int DH>
 __device__ static inline void decode_add_new_token(DecodeShared<DH>& shared, const Raw8& q, const Raw8& k,
@@ -172,7 +186,7 @@ static __device__ inline void decode_store_gate(const DecodeArgs& a, const Decod
     *state = {cum_logf, weights};
 }
 
-// Combines N states and one channel of their o, elements o, o + stride, ..
+// Reduces N partial softmaxes: states, and one channel of their o, elements o[0], o[stride], ..
 template <int N>
 __device__ static inline DecodeRowState decode_combine(float* channel, const DecodeRowState* states,
                                                        const float* o, int stride) {
@@ -188,7 +202,7 @@ __device__ static inline DecodeRowState decode_combine(float* channel, const Dec
     return all;
 }
 
-// By one warp of the first block: y from all splits and the new token.
+// By one warp of the first block: stores y, from all splits and the new token.
 template <int DH>
 __device__ static inline void decode_output(const DecodeArgs& a, const DecodeShared<DH>& shared, int64_t row,
                                             const ExtendOutputPrefetch& prefetched, const HeadThread& me) {
@@ -202,7 +216,7 @@ __device__ static inline void decode_output(const DecodeArgs& a, const DecodeSha
     extend_output(a.out, o, (row * a.pages.NH + me.head) * DH + me.channel, prefetched, me);
 }
 
-// Computes head w.now. first: kernel_wait is still to be called.
+// Computes head w.now. first: this call also calls kernel_wait, before it reads what this pass wrote.
 template <int DH, bool GATE>
 __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThread& me, bool first) {
     const DecodeArgs& a = w.a;

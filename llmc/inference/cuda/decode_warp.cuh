@@ -1,5 +1,5 @@
 /*
-What a warp of decode.cuh is made of:
+Parts of a warp of decode.cuh:
 
     DecodeLookup     page table -> registers: 32 tiles, one a lane, while the 32 tiles before are copied
     DecodeRing       pages -> 1 or 2 stages of k, v and cum_logf in shared memory, by cp.async.bulk
@@ -10,14 +10,14 @@ A tile is 32 tokens of a split (16 where dh is 128). Invariants of the ring:
 
 1. A stage belongs to one warp. Tiles are looked up, copied and consumed in one order: heads, splits,
    iterations. DecodeLookup (found_token) and DecodeWarp.run (first) skip the same tiles: those that begin
-   after the row.
+   at the new token or later.
 2. A stage is read after ring.wait for the phase of its copy; the phase flips when the ring wraps (advance).
 3. A stage is copied to again after the __syncwarp in DecodeWarp.run, so all lanes have read it; bulk_fence in
    hide_values orders the warp's own stores before that copy.
 4. Each copy is waited for: there is one for each tile that is consumed, and no other, so none is in flight
    when the warp ends.
-5. `run` starts a copy for each tile that it consumes, whichever head comes next: the next head's first tiles
-   are in flight while the block combines a head.
+5. `run` starts the next copy after each tile that it consumes, across heads: the next head's first tiles are
+   in flight while the block reduces a head.
 */
 #pragma once
 
@@ -36,14 +36,14 @@ struct DecodeArgs {
     DecodeOrder order; // of the layer; NULL unless the pass is uneven
 };
 
-// Stages of a warp. The second one takes shared memory from other blocks of the SM. It pays in uneven passes
-// where each block has an SM to itself, and where a tile has only 16 tokens.
+// Number of stages of a warp. A second stage takes shared memory from other blocks of the SM. It pays in
+// uneven passes where each block has an SM to itself, and where a tile has only 16 tokens.
 template <int DH> static inline int decode_stages(bool second) {
     return DH > 64 || second ? DECODE_MAX_STAGES : 1;
 }
 
-// Online softmax over some tokens: scores x in log2, row_sum = sum 2^(x - row_max). o, sum 2^(x - row_max) v,
-// is stored beside it.
+// Online softmax over some tokens, scores x in log2: row_max, row_sum = sum 2^(x - row_max). Their o = sum
+// 2^(x - row_max) v is stored beside it.
 typedef struct {
     float row_max, row_sum;
 } DecodeRowState;
@@ -58,7 +58,7 @@ template <int DH> struct alignas(2 * DH) DecodeStage {
 // Shared memory of a block, followed by warp_o [splits of the block, DECODE_WARPS, DH] and stages
 // [DECODE_WARPS, stages]. Element DECODE_SPLITS of split_o and split_state is the new token.
 template <int DH> struct alignas(2 * DH) DecodeShared {
-    float split_o[DECODE_SPLITS + 1][DH]; // of the first block, like split_state
+    float split_o[DECODE_SPLITS + 1][DH]; // used in the first block alone, like split_state
     DecodeRowState split_state[DECODE_SPLITS + 1], warp_state[DECODE_SPLITS][DECODE_WARPS];
     uint64_t barriers[DECODE_WARPS][DECODE_MAX_STAGES];
     alignas(16) bf16 q[DECODE_WARPS][DH];
@@ -73,7 +73,7 @@ template <int DH> struct alignas(2 * DH) DecodeShared {
     }
 };
 
-// A head of a sequence. The new token, at own.position, sees tokens visible, visible + 1, .. and itself.
+// A head of a decoded sequence. The new token, at own.position, sees the tokens from `visible` on and itself.
 struct DecodeHead {
     PassRows own;
     int h, visible;
@@ -82,24 +82,24 @@ struct DecodeHead {
 // ----------------------------------------------------------------------------
 // page lookup
 
-// The tiles of a warp, in the order in which they are copied: heads, splits, iterations. A lane has one of
-// the block's heads, and one of 32 tiles that are looked up at a time.
+// Iterates over the tiles of a warp in the order in which they are copied: heads, splits, iterations. A lane
+// holds one of the block's heads, and one of the 32 tiles that are looked up at a time.
 template <int DH> struct DecodeLookup {
     static constexpr int KEYS = DecodeStage<DH>::KEYS;
 
     const DecodeArgs& a;
     const int lane, warp, first_split, splits;
     DecodeHead mine;        // the lane's head
-    int forgotten;          // its forgotten tokens
-    unsigned heads;         // lanes that have a head
-    unsigned pending_heads; // lanes whose heads have tiles that are not looked up yet
-    int looked_up;          // tiles of the first of these heads that are
-    int found_token; // the lane's of the last 32 tiles looked up: first token in the sequence, -1: none
-    int found_page;  // and its page
-    unsigned pending_tiles; // lanes whose tiles of the 32 before are not copied yet
-    int source;             // the lane's of these: first token in the pool
+    int forgotten;          // number of its forgotten tokens
+    unsigned heads;         // mask of lanes that have a head
+    unsigned pending_heads; // mask of lanes whose heads have tiles that are not looked up yet
+    int looked_up;          // number of tiles looked up of the first pending head
+    int found_token;        // the lane's tile of the last 32 looked up: first token in the sequence, -1: none
+    int found_page;         // and that token's page
+    unsigned pending_tiles; // mask of lanes whose tiles of the 32 before are not copied yet
+    int source;             // the lane's tile of those: first token in the pool
 
-    // Iterations of each split. Tiles begin at multiples of KEYS.
+    // Number of iterations (tiles of a warp) of each split. Tiles begin at multiples of KEYS.
     __device__ static int num_iterations(const DecodeHead& of) {
         constexpr int STRIDE = DECODE_SPLITS * DECODE_WARPS * KEYS;
         return max((of.own.position - (of.visible & -KEYS) + STRIDE - 1) / STRIDE, 1);
@@ -117,8 +117,8 @@ template <int DH> struct DecodeLookup {
         return {{row, row + 1, get(mine.own.slot), get(mine.own.position)}, get(mine.h), get(mine.visible)};
     }
 
-    // Prefetches what start needs of each lane's head, if its sequence has one row: the number of forgotten
-    // pages, and the first page numbers in case none is forgotten. May come before kernel_wait.
+    // Starts loading what `start` needs for the lane's head, if its sequence has one row: the number of
+    // forgotten pages, and the first page numbers in case none is forgotten. May come before kernel_wait.
     __device__ void prefetch(const DecodeHead& of_lane) {
         const Pages& p = a.pages;
         mine = of_lane;
@@ -160,7 +160,7 @@ template <int DH> struct DecodeLookup {
             pending_heads &= pending_heads - 1;
         }
     }
-    // The next tile to copy: its first token in the pool, -1 if there is none
+    // Returns the first token, in the pool, of the next tile to copy; -1 if there is none.
     __device__ int next() {
         for (bool more = true; pending_tiles == 0 && more;) {
             more = pending_heads != 0;
@@ -180,9 +180,9 @@ template <int DH> struct DecodeLookup {
 
 template <int DH, bool GATE> struct DecodeRing {
     const DecodeArgs& a;
-    DecodeStage<DH>* stages; // of the warp
+    DecodeStage<DH>* stages; // the warp's
     uint64_t* barriers;
-    int stage, phase; // of the next tile to consume
+    int stage, phase; // those of the next tile to consume
 
     __device__ int num_stages() const { return DH > 64 ? (int)DECODE_MAX_STAGES : a.stages; }
     __device__ void init(DecodeShared<DH>& shared, int splits, int warp, int lane) {
@@ -213,7 +213,7 @@ template <int DH, bool GATE> struct DecodeRing {
 // ----------------------------------------------------------------------------
 // softmax
 
-// One warp's scores, row_max, row_sum and o of some tokens of a head. row_sum is of the lane's tokens.
+// One warp's online softmax over some tokens of a head; row_sum is the lane's part.
 template <int DH, bool GATE> struct DecodeSoftmax {
     static constexpr int KEYS = DecodeStage<DH>::KEYS;
     static constexpr float SCALE = AttentionScale<DH>::SCALE, LEAST = -3e38f; // row_max of no tokens
@@ -229,7 +229,7 @@ template <int DH, bool GATE> struct DecodeSoftmax {
         state = {LEAST, 0};
         memset(acc, 0, sizeof acc);
     }
-    // q of the head, eight channels a lane. shared_q [DH] is the warp's.
+    // Loads the B fragments of q, given eight channels a lane. shared_q [DH] is the warp's.
     __device__ void set_q(bf16* shared_q, const Raw8& channels) {
         __syncwarp(); // all lanes have read the previous head's
         if (lane < DH / 8) store16(shared_q + lane * 8, channels);

@@ -1,5 +1,5 @@
 /*
-Attention of rows over the cache, for sequences with several rows in a pass (and for single rows where
+Attention of new rows over the cache, for sequences with several rows in a pass (and for single rows where
 decode_runs is false):
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j     over j <= i, j in i's window
@@ -94,7 +94,7 @@ struct ExtendCombine {
     int NH;
 };
 
-// By one warp: the lane's eight channels of o from the partial results of a row and head. The warp is GROUPS
+// By one warp: reduces the partial results of a row and head to o, eight channels a lane. The warp is GROUPS
 // groups of DH / 8 lanes; group i reads partitions i, i + GROUPS, ..
 template <int DH>
 __device__ static inline void extend_combine_row(float o[8], const ExtendCombine& a, int tile, int row,
@@ -130,7 +130,7 @@ __device__ static inline void extend_combine_row(float o[8], const ExtendCombine
     for (int i = 0; i < 8; i++) o[i] /= row_sum;
 }
 
-// By one warp: y of a row and head, from partial results if the row has a tile, else from o of
+// By one warp: stores y of a row and head, from partial results if the row has a tile, else from o of
 // prefill_attention.
 template <int DH>
 __device__ static inline void extend_combine_head(const ExtendCombine& a, int tile, int row, int h) {
@@ -279,9 +279,9 @@ template <int DH, bool GATE> struct ExtendWarp {
         return g;
     }
 
-    // Adds one page to the softmax. own: token in the page of the first row, -1: the rows' tokens are in
-    // later pages. hidden: number of the page's first tokens that are before the first row's window; one more
-    // for each later row. skips: whether each of the lane's two rows skips the page.
+    // Adds one page to the softmax. own: index in the page of the first row's own token; -1: it is in a later
+    // page. hidden: how many of the page's first tokens are before the first row's window; one more for each
+    // later row. skips: whether each of the lane's two rows skips the page.
     __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
                          int hidden, const bool (&skips)[2]) {
         float s[1][NS][4], shift[1][2];
@@ -347,7 +347,21 @@ template <int DH, bool GATE> struct ExtendWarp {
         }
     }
 
-    // Items n, n + stride, ..
+    // Main loop of a warp, over the items n, n + stride, ..: up to 16 rows, one head, the pages of a
+    // partition.
+    //
+    //     start copies of the first item's q and first page
+    //     for each item:
+    //         load tile and page numbers of the next item
+    //         for each page of the item, from the first that some row does not skip:
+    //             start copies of the next page, or of the next item's q and first page: k, cum_logf, then v
+    //             wait for q, k, cum_logf;  S = 0 on the diagonal, else acc_init (keys' gate);  S += q k^T
+    //             diagonal: scale, gate, causal mask;  window: mask;  rows that skip the page: mask
+    //             where row_max rises: rescale o
+    //             wait for v;  for each 16 keys: P = 2^(S scale + gate - row_max), row_sum += P, o += P v
+    //         store o, row_max, row_sum as partial results, which extend_combine_kernel reduces
+    //
+    // The diagonal is the page that holds the rows' own tokens. All copies of a page overlap the page before.
     __device__ void run(int64_t n, int64_t stride) {
         int total = *a.num_items, stage = 0, q_stage = 0;
         ExtendItemState next = {};

@@ -17,8 +17,8 @@ while sequences grow.
 
 enum { EXTEND_TILE = 16, EXTEND_PARTITION_PAGES = 16, EXTEND_PLAN_THREADS = 1024 };
 
-// Pages of a partition, for rows whose window has `pages` pages: short enough to occupy the GPU with few
-// sequences, and few enough to combine with long ones.
+// Number of pages of a partition, for rows that see `pages` pages: small enough to occupy the GPU with few
+// sequences, large enough to have few partitions to combine with long ones.
 __host__ __device__ static inline int extend_partition_pages(int pages) {
     int size = 2;
     while (size < EXTEND_PARTITION_PAGES && 16 * size < pages) size *= 2;
@@ -28,7 +28,7 @@ __host__ __device__ static inline int extend_num_partitions(int pages) {
     return (pages + extend_partition_pages(pages) - 1) / extend_partition_pages(pages);
 }
 
-// Most partial results of a row at `position`, for one head
+// Number of partial results that a row at `position` has at most, for one head
 static inline int64_t extend_partials(int64_t window, int64_t position) {
     return extend_num_partitions((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
 }
@@ -42,11 +42,11 @@ typedef struct __align__(16) {
 ExtendItem;
 // One tile and head
 typedef struct __align__(8) {
-    int partial, partitions; // partial: of the first partition; those of the next one follow its last row
+    int partial, partitions; // partial: index of the first partition's first row; other partitions follow it
 }
 ExtendPair;
 
-// A decoded head is long if its row sees at least so many tokens.
+// Number of tokens that a row sees from which on its decoded head is long
 enum { DECODE_LONG_HEAD_TOKENS = 2048 };
 
 // Decoded heads of an uneven pass, as sequence NH + head: long ones from the first element on, short ones
