@@ -873,7 +873,6 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
-    if (sizes->ranks > 1) layer.heads = model->heads;
     model_await_all_weights(model);
     return cache_allocate(&layer, mixers[model->config.mixer], sizes);
 }
@@ -1050,13 +1049,13 @@ static Model* trainer_open(Run* run) {
     GpuPlan plan;
     Model* model = model_plan(&plan, run);
     const Device* device = &model->device;
-    int64_t B = run_infers(run) ? (int64_t)EXTEND_ROWS : run->micro_batch, T = run->options.seq_len;
+    int64_t B = run->micro_batch, T = run->options.seq_len;
     bool train = run_has_gradients(run);
     if (!run_infers(run) && plan.recompute < 0)
         die("a micro-batch of %s of %s does not fit into the %.1f GiB that are free on %s: %s%s",
             counted(B, "sequence").text, counted(T, "token").text, (double)plan.free_bytes / (1 << 30),
             device->name, plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
-    const int64_t Tn = run_infers(run) ? 1 : sequence_tokens(&run->group, T); // of the rank
+    const int64_t Tn = sequence_tokens(&run->group, T); // of the rank
     if (run->world->size > 1) model_connect(model, run->world);
     model->heads =
         sequence_open(run->world, &run->config, &model->table, &run->group, B, Tn, model->exchange);

@@ -32,7 +32,7 @@ only queues. Invariants of message n, each with the line that keeps it:
     n - 1 was read, receiving n that it was sent.
  6. Memory is freed when no rank has it mapped.            world_barrier in peers_close
 
-Called by exchange.cuh with peers of its own, and by sequence.cuh and prompt.cuh with those of the group. Ranks
+Called by exchange.cuh with peers of its own, and by sequence.cuh with those of the group. Ranks
 are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
 returns false. A message that never comes is ended by the watch (llmc/ranks/watch.h).
 */

@@ -38,7 +38,6 @@ typedef struct {
     int64_t outputs;   // rows of a pass whose outputs are wanted, at most
     bool drops;        // forgotten pages are counted; false: every key stays
     bool drops_unseen; // also without QK norm, with the largest scores seen so far as the bound
-    int64_t ranks;     // that share the heads of a layer (llmc/model/sequence.h); 0 or 1: all are here
 } CacheSizes;
 
 // Entries of a head's row in the page table.
@@ -47,7 +46,7 @@ static inline int64_t cache_table_width(const CacheSizes* s) {
 }
 
 // One pass. heads is the number of rows of the page table that a slot has: L NH for attention, 0 for a
-// recurrent mixer; NH / ranks where ranks share the heads of a layer.
+// recurrent mixer.
 typedef struct {
     int64_t rows, sequences;
     const int32_t* tokens;  // [rows]

@@ -19,9 +19,6 @@ read, or of its own heads what the other's tokens read. HeadColumns is the layou
     row of proj in training, its heads in the order of ranks (llmc/sequence/order.cuh):
                            | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
 
-In inference (--requests, --generate) all ranks are one group. Attention of a rank's heads is with their output gate,
-and of passes of few rows each rank computes all (llmc/sequence/prompt.cuh).
-
 Exchanges of q, k, v, o and dproj go in chunks of a rank's tokens: while one is copied, the next is computed, or the one
 before is used.
 
@@ -137,7 +134,7 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
 // ----------------------------------------------------------------------------
 // columns of the heads of a rank
 
-enum { HEAD_COLUMNS_PARTS = 7, HEAD_COLUMNS_ALIGN = 8 };
+enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
 
 // A part is a tensor's columns: `width` of a head, from `column` on in a row of all heads, and from `local` on
 // in a row of a rank's heads.
@@ -161,27 +158,17 @@ static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t widt
     h->stride = (h->columns + HEAD_COLUMNS_ALIGN - 1) / HEAD_COLUMNS_ALIGN * HEAD_COLUMNS_ALIGN;
 }
 
-// Of the fused projection: what attention reads; with `gates_output` the output gate's columns too.
-static inline HeadColumns head_columns_of(const ParamTable* table, const Config* c, int ranks,
-                                          bool gates_output) {
-    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_OGATE_PROJ},
+// Of the fused projection: what attention reads. The output gate's columns stay with their tokens.
+static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
+    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
                            narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
     HeadColumns h;
     memset(&h, 0, sizeof h);
     h.ranks = ranks;
     h.heads = (int)c->num_heads / ranks;
-    for (int i = 0; i < (gates_output ? 4 : 3); i++)
-        head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
     for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i]), 1);
     return h;
-}
-
-// In training the output gate's columns stay with their tokens; in inference they are of the heads, too.
-static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
-    return head_columns_of(table, c, ranks, false);
-}
-static inline HeadColumns head_columns_of_pass(const ParamTable* table, const Config* c, int ranks) {
-    return head_columns_of(table, c, ranks, true);
 }
 
 // Of o and its gradient, a row of which is NH heads of dh channels.
@@ -234,9 +221,7 @@ static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
 // Bytes of a rank's row of proj.
 static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
 
-// The largest message of a rank to another that is not written in its place: the losses of its `tokens` of each of B
-// sequences, or in inference, where `tokens` is 1, a row of the other's heads of each of B rows.
-static inline int64_t sequence_message_bytes(const HeadColumns* proj, int64_t B, int64_t tokens) {
-    const int64_t losses = 4 * B * tokens, rows = B * head_columns_bytes(proj);
-    return ((losses > rows ? losses : rows) + 255) / 256 * 256;
+// Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B sequences.
+static inline int64_t sequence_message_bytes(int64_t B, int64_t tokens) {
+    return (4 * B * tokens + 255) / 256 * 256;
 }

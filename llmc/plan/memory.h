@@ -50,8 +50,7 @@ static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
 static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks) {
     if (ranks == 1) return 0;
-    const HeadColumns proj = head_columns_of_proj(table, c, ranks);
-    return (ranks - 1) * sequence_message_bytes(&proj, B, T) +
+    return (ranks - 1) * sequence_message_bytes(B, T) +
            6 * (gpu_padded(table->proj.rows) + c->hidden_size) * c->hidden_size;
 }
 

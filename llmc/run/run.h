@@ -271,9 +271,6 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
-// Ranks that share the heads of its cache: a sample or an evaluation while training is on one.
-static inline int64_t run_cache_ranks(const Run* run) { return run_infers(run) ? run->group.size : 1; }
-
 // Does it read one sequence at a time, of up to the trained length?
 static inline bool run_reads_sequences(const Run* run) { return run_infers(run) || run->mode == RUN_MAPS; }
 
@@ -416,26 +413,19 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
 static inline void run_plan_group(Run* run) {
     Error err;
     const Options* o = &run->options;
-    const bool alone = run->mode == RUN_MAPS || run->mode == RUN_DUMP;
-    if (o->sequence_ranks > 1 && alone)
-        die("--sequence-ranks %lld: --maps and --dump share no sequences: leave it out",
+    if (o->sequence_ranks > 1 && (run_reads_sequences(run) || run->mode == RUN_DUMP))
+        die("--sequence-ranks %lld: --generate, --requests, --maps and --dump run on one GPU: leave it out",
             (long long)o->sequence_ranks);
-    const int64_t T = run_infers(run) ? 0 : o->seq_len; // whose tokens need not be divided
-    if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), T, &err)) die("%s", err.msg);
+    if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), o->seq_len, &err))
+        die("%s", err.msg);
     run->group = sequence_group(run->world->rank, o->sequence_ranks);
 }
 
-// Dies where the mode does not run on several ranks, or not on so many.
+// Dies where the mode does not run on several ranks.
 static inline void run_check_ranks(const Run* run) {
-    const int size = run->world->size;
-    if (run->mode == RUN_TRAIN || run->mode == RUN_BENCH || run->mode == RUN_EVAL) return;
-    if (!run_infers(run))
-        die("only training, --bench, --eval, --requests and --generate run on %s: start one process alone",
-            counted(size, "rank").text);
-    if (run->group.size < size)
-        die("--%s on %s: all of them share each sequence: give ./train_foxcu --sequence-ranks %d, or start "
-            "one process alone",
-            run->mode == RUN_GENERATE ? "generate" : "requests", counted(size, "rank").text, size);
+    if (run->mode != RUN_TRAIN && run->mode != RUN_BENCH && run->mode != RUN_EVAL)
+        die("only training, --bench and --eval run on %s: start one process alone",
+            counted(run->world->size, "rank").text);
 }
 
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.

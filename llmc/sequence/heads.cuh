@@ -8,7 +8,7 @@ heads_split writes blocks from whole rows, heads_join whole rows from blocks. A 
 rank; what it writes may be on that rank's GPU. A thread moves eight columns of a block: 16 bytes of q, k, v or o, or up
 to eight heads' logits of gates. Other columns of whole rows stay as they are.
 
-Called by sequence.cuh and prompt.cuh.
+Called by sequence.cuh.
 */
 #pragma once
 

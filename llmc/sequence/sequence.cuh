@@ -27,7 +27,7 @@ in_proj's input gradient beside dproj. Beside dO runs the weight gradient of o_p
 Messages are numbered, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
 
 Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
-Called by attention, for losses by the GPU trainer, and for inference by prompt.cuh. An error of CUDA ends the
+Called by attention, and for losses by the GPU trainer. An error of CUDA ends the
 program; a message that never comes is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
@@ -84,7 +84,7 @@ static inline RankHeads* sequence_open(World* world, const Config* c, const Para
     h->exchange->world = world;
     h->exchange->all = all;
     h->exchange->chunks = sequence_chunks(B, tokens);
-    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(&h->proj, B, tokens)))
+    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(B, tokens)))
         die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
             "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
             group->size);

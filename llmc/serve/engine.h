@@ -16,8 +16,7 @@ is forked.
 Without free slots or pages nodes wait, or are put back: they give up their pages and read their tokens again
 later. The oldest one goes on always, so the engine never stops short of the end. On the CPU a sequence's
 results have the same bits in any company, whether it is put back or not. On the GPU they are the same but for
-rounding: company decides the sizes of passes, on which GEMM kernels and the pruning of prompts depend. Ranks that
-share the heads of sequences have the same engine (lockstep.h).
+rounding: company decides the sizes of passes, on which GEMM kernels and the pruning of prompts depend.
 
 Called by requests.h and generate.h. The owner of a sequence gets its tokens and its end through callbacks.
 */
@@ -26,7 +25,6 @@ Called by requests.h and generate.h. The owner of a sequence gets its tokens and
 #include "../model/sampler.h"
 #include "../run/trainer.h"
 #include "../tokens/tokenizer.h"
-#include "lockstep.h"
 #include "pages.h"
 
 enum {
@@ -84,8 +82,7 @@ typedef struct {
     CacheSizes sizes;
     Cache* cache;
     PageTable pages;
-    World* world;      // NULL: nobody watches
-    Lockstep lockstep; // with ranks that share the heads
+    World* world; // NULL: nobody watches
     bool* slot_used;
     EngineList waiting, running, held; // not in a slot; in a pass; only for their children. Oldest first
     int64_t num_running;
@@ -106,7 +103,7 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // open and close
 
-// Rows of the page table that a slot has, of all ranks together; 0 for a mixer without pages.
+// Rows of the page table that a slot has; 0 for a mixer without pages.
 static inline int64_t engine_heads(const Config* c) {
     return c->mixer == MIXER_ATTENTION ? c->num_hidden_layers * c->num_heads : 0;
 }
@@ -152,13 +149,10 @@ static inline bool engine_allocate(Engine* g, int64_t heads) {
 
 // Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
 // the device, or the host, has less memory, but enough for one sequence. False where there is too little
-// memory for it. Collective among the ranks of `world` where they share heads (sizes->ranks). The first pass, which
-// loads kernels, may take longer than others.
+// memory for it. The first pass, which loads kernels, may take longer than others.
 static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, const Config* config,
                                const CacheSizes* sizes, World* world) {
-    const bool shares = sizes->ranks > 1;
-    int64_t heads = engine_heads(config) / (shares ? sizes->ranks : 1),
-            least = heads * cache_table_width(sizes);
+    int64_t heads = engine_heads(config), least = heads * cache_table_width(sizes);
     int64_t pages = sizes->pages < least ? least : sizes->pages;
     for (;; pages = pages / 2 < least ? least : pages / 2) {
         memset(g, 0, sizeof *g);
@@ -168,10 +162,9 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
         g->end_of_text = config_end_of_text(config);
         g->sizes = *sizes, g->sizes.pages = pages;
         g->world = world;
-        g->lockstep = lockstep_new(shares ? world : NULL);
         g->cache = trainer->cache_new(model, &g->sizes); // first: it leaves memory for the others
         if (g->cache) g->pages = page_table_new(&g->sizes, heads);
-        const bool allocated = lockstep_all(&g->lockstep, g->pages.table && engine_allocate(g, heads));
+        const bool allocated = g->pages.table && engine_allocate(g, heads);
         if (allocated && world) watch_allow(world, ENGINE_FIRST_PASS);
         if (allocated) return true;
         engine_close(g);
@@ -285,11 +278,8 @@ static inline int64_t engine_free_slot(const Engine* g) {
     return -1;
 }
 
-static inline int64_t engine_free_pages(Engine* g) { return lockstep_free(&g->lockstep, g->pages.num_free); }
-
 static inline void engine_release(Engine* g, EngineNode* node) {
     page_table_release(&g->pages, node->slot, node->length);
-    g->lockstep.unequal = true;
     g->slot_used[node->slot] = false;
     node->slot = -1;
     node->length = 0;
@@ -332,7 +322,7 @@ static inline bool engine_start(Engine* g, EngineNode* node, bool* others) {
     int64_t slot = takes_over ? parent->slot : engine_free_slot(g);
     int64_t pages = g->pages.heads * (pages_of(node->end) - (parent ? parent->end / PAGE_TOKENS : 0) +
                                       g->num_running); // one more for each of the others
-    *others = slot >= 0 && (g->num_running == 0 || pages <= engine_free_pages(g));
+    *others = slot >= 0 && (g->num_running == 0 || pages <= g->pages.num_free);
     if (!*others || (node->count > 1 && !takes_over && !engine_may_part(g))) return false;
     engine_remove(&g->waiting, node);
     engine_push_back(&g->running, node);
@@ -368,7 +358,6 @@ static inline void engine_start_waiting(Engine* g) {
 // Gives back the pages that were forgotten since the last call.
 static inline void engine_forget(Engine* g) {
     g->unread = 0;
-    g->lockstep.unequal = true;
     if (!g->sizes.drops || g->pages.heads == 0) return;
     g->trainer->cache_forgotten(g->cache, g->first_pages);
     const EngineList* lists[] = {&g->running, &g->held};
@@ -423,9 +412,9 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
 // Of the next n rows of a node those for which there are pages; younger nodes are put back for at least one.
 // 0: it waits for older ones.
 static inline int64_t engine_find_pages(Engine* g, EngineNode* node, int64_t n) {
-    if (page_table_needed(&g->pages, node->slot, node->length, n) > engine_free_pages(g) && g->unread > 0)
+    if (page_table_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free && g->unread > 0)
         engine_forget(g);
-    while (page_table_needed(&g->pages, node->slot, node->length, n) > engine_free_pages(g)) {
+    while (page_table_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free) {
         if (n > 1)
             n /= 2;
         else if (g->held.last)
@@ -539,12 +528,11 @@ static inline void engine_finish_node(Engine* g, EngineNode* node) {
     engine_push_back(&g->held, node);
 }
 
-// Steps for a pass: several where all it does is to continue sequences, whose tokens no other rank draws. Finds the
-// pages for all of them.
+// Steps for a pass: several where all it does is to continue sequences, for which it finds the pages.
 static inline int64_t engine_steps(Engine* g) {
     const Extension* p = &g->pass;
     int64_t steps = g->trainer->pass_steps, pages = 0;
-    if (!extension_decodes(p) || g->waiting.first || g->lockstep.world) return 1;
+    if (!extension_decodes(p) || g->waiting.first) return 1;
     for (int64_t i = 0; i < p->sequences; i++) {
         const Sequence* s = g->nodes[i]->members[0];
         if (g->nodes[i]->count > 1) return 1;
@@ -568,7 +556,6 @@ static inline bool engine_step(Engine* g) {
     p->steps = engine_steps(g);
     g->trainer->extend(g->cache, p, g->scores, NULL);
     if (g->world) watch_alive(g->world);
-    lockstep_scores(&g->lockstep, g->scores, (size_t)(p->steps * p->outputs) * sizeof *g->scores);
     g->tokens_read += p->rows * p->steps, g->unread += p->rows * p->steps, g->passes += p->steps;
     for (int64_t i = 0; i < p->sequences; i++) {
         EngineNode* node = g->nodes[i];

@@ -300,11 +300,9 @@ static inline void sample_on_end(Sequence* sequence) {
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run);
-    const int64_t ranks = run_cache_ranks(run);
-    CacheSizes sizes = sample_sizes(engine_heads(&run->config) / ranks, g->count, ids->count, n,
+    CacheSizes sizes = sample_sizes(engine_heads(&run->config), g->count, ids->count, n,
                                     run->mode == RUN_GENERATE ? trainer->pass_tokens : GENERATE_ROWS);
     sizes.drops_unseen = run->options.forget_by_seen;
-    sizes.ranks = ranks;
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
     if (!engine_open(&engine, trainer, model, &run->config, &sizes, run->world)) return false;
@@ -389,7 +387,6 @@ static inline char* generate_sample(const Run* run, const Tokenizer* tokenizer, 
 static inline void generate(const Run* run, const Trainer* trainer, Model* model) {
     const Options* o = &run->options;
     const bool lines = o->prompt && strcmp(o->prompt, "-") == 0;
-    const Lockstep lockstep = lockstep_new(run->world);
     Tokenizer tokenizer = sample_tokenizer(run, true);
     char* line = NULL;
     size_t capacity = 0;
@@ -397,8 +394,8 @@ static inline void generate(const Run* run, const Trainer* trainer, Model* model
         const char* prompt = o->prompt ? o->prompt : "";
         ssize_t bytes = (ssize_t)strlen(prompt);
         if (lines) {
-            if (isatty(STDIN_FILENO) && run->world->rank == 0) fputs("> ", stderr);
-            if ((bytes = lockstep_line(&lockstep, &line, &capacity)) < 0) break;
+            if (isatty(STDIN_FILENO)) fputs("> ", stderr);
+            if ((bytes = getline(&line, &capacity, stdin)) < 0) break;
             if (bytes > 0 && line[bytes - 1] == '\n') bytes--;
             prompt = line;
         }

@@ -24,6 +24,7 @@ Called by train.h.
 */
 #pragma once
 
+#include <poll.h>
 #include "generate.h"
 
 static const int64_t REQUESTS_LEAST_CAPACITY = 65536; // tokens of a sequence, where there is memory
@@ -480,13 +481,15 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
 
 // Reads more of the file; `waits` for it where it is a pipe. False if nothing came.
 static inline bool requests_read(Requests* r, bool waits) {
-    if (r->ended) return false;
+    struct pollfd ready = {r->file, POLLIN, 0};
+    ssize_t got;
+    if (r->ended || (!waits && poll(&ready, 1, 0) == 0)) return false;
     byte_buffer_reserve(&r->input, REQUESTS_READ_BYTES + 1);
     memmove(r->input.data, r->input.data + r->parsed, r->input.count - r->parsed);
     r->input.count -= r->parsed, r->parsed = 0;
-    const int64_t got = lockstep_read(&r->engine.lockstep, r->file, r->name, waits,
-                                      r->input.data + r->input.count, REQUESTS_READ_BYTES);
-    if (got < 0) return false;
+    do got = read(r->file, r->input.data + r->input.count, REQUESTS_READ_BYTES);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) die("--requests %s: cannot read: %s", r->name, strerror(errno));
     r->ended = got == 0;
     r->input.count += (size_t)got;
     r->input.data[r->input.count] = '\0';
@@ -521,11 +524,9 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     CacheSizes sizes = engine_sizes(trainer, trainer->suggested_tokens / 64, T);
     sizes.drops = true;
     sizes.drops_unseen = r->run->options.forget_by_seen;
-    sizes.ranks = run_cache_ranks(r->run);
-    const bool shares = !trainer->threads && engine_heads(config) > 0;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;;) {
-        sizes.pages = sizes.slots * engine_heads(config) / sizes.ranks * cache_table_width(&sizes);
+        sizes.pages = sizes.slots * engine_heads(config) * cache_table_width(&sizes);
         if (engine_open(&r->engine, trainer, model, config, &sizes, r->run->world)) break;
         if (sizes.capacity > T)
             sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2;
@@ -533,9 +534,8 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
             sizes.slots /= 2;
         else
             die("too little memory is left on the device for a sequence of %s, a cache of %.2f GiB; lower "
-                "--seq-len%s",
-                counted(T, "token").text, lockstep_cache_gib(&sizes, trainer->page_bytes(config)),
-                shares ? ", or let more GPUs share its heads (--sequence-ranks)" : "");
+                "--seq-len",
+                counted(T, "token").text, (double)(sizes.pages * trainer->page_bytes(config)) / (1 << 30));
     }
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
 }
@@ -552,20 +552,17 @@ static inline bool requests_work(Requests* r) {
     return false;
 }
 
-// By rank 0, on stderr, so that standard output has only answers: pages are those of all ranks that share heads.
+// On stderr, so that standard output has only answers.
 static inline void requests_print_end(const Requests* r, int64_t page_bytes, double seconds) {
     const Engine* g = &r->engine;
     const double mib = (double)page_bytes / 1048576;
-    double pages[2] = {(double)g->pages.most_held, (double)g->pages.forgotten};
-    world_sum(r->run->world, pages, 2);
-    if (r->run->world->rank > 0) return;
     fprintf(stderr,
             "%s, %s, in %.1f s: %s read in %s (%.0f tokens/s); cache: at most %.1f MiB "
             "held, %.1f MiB forgotten, put back %s\n",
             counted(r->answers, "answer").text, counted(r->errors, "error").text, seconds,
             counted(g->tokens_read, "token").text, counted(g->passes, "pass").text,
-            (double)g->tokens_read / seconds, mib * pages[0], mib * pages[1],
-            counted(g->put_back, "time").text);
+            (double)g->tokens_read / seconds, mib * (double)g->pages.most_held,
+            mib * (double)g->pages.forgotten, counted(g->put_back, "time").text);
 }
 
 // Answers the requests of a run's --requests. Dies where the file cannot be read or answers not be written.
@@ -574,13 +571,11 @@ static inline void answer_requests(const Run* run, const Trainer* trainer, Model
     const double start = seconds_now();
     r->run = run;
     r->name = run->options.requests;
-    const bool file = strcmp(r->name, "-") != 0 && run->world->rank == 0;
+    const bool file = strcmp(r->name, "-") != 0;
     r->file = file ? open(r->name, O_RDONLY) : STDIN_FILENO;
     if (r->file < 0) die("--requests %s: cannot open: %s", r->name, strerror(errno));
     r->tokenizer = sample_tokenizer(run, false);
     requests_open(r, trainer, model);
-    lockstep_print(&r->engine.lockstep, &r->engine.sizes, run->config.num_heads,
-                   trainer->page_bytes(&run->config));
     requests_work(r);
     requests_print_end(r, trainer->page_bytes(&run->config), seconds_now() - start);
     engine_close(&r->engine);

@@ -27,7 +27,7 @@ static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool dro
     Cached c;
     memset(&c, 0, sizeof c);
     int64_t heads = engine_heads(&model->config);
-    CacheSizes sizes = {slots, capacity, 0, slots * capacity, slots * capacity, drops, drops_unseen, 1};
+    CacheSizes sizes = {slots, capacity, 0, slots * capacity, slots * capacity, drops, drops_unseen};
     sizes.pages = slots * heads * cache_table_width(&sizes);
     c.model = model, c.sizes = sizes;
     c.cache = cache_new(model, &sizes);

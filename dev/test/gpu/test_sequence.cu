@@ -2,7 +2,6 @@
 Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
-    prompts     two and three processes that score and continue prompts (dev/test/inference/shared_prompts.cuh)
     blocks      heads_split, heads_join and weights in the order of ranks against llmc/model/sequence.h on the host,
                 with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
@@ -116,7 +115,7 @@ static Result run_ranks(Model* models, int ranks, const int32_t* inputs, const i
 // Connects models: each has the others' memory, which is on the same GPU. Their first pass is one of zeros.
 static void connect(Model* models, int ranks, const int32_t* tokens) {
     const int64_t B = models[0].B, T = models[0].T;
-    const int64_t bytes = sequence_message_bytes(&models[0].heads->proj, B, T);
+    const int64_t bytes = sequence_message_bytes(B, T);
     for (int r = 0; r < ranks; r++) {
         SequenceExchange* e = models[r].heads->exchange;
         e->chunks = B == 1 && T >= 4 * SEQUENCE_CHUNK_ALIGN ? 3 : 1; // more than so few tokens have
@@ -322,24 +321,7 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
 // ----------------------------------------------------------------------------
 // parts
 
-enum BlocksOf { OF_O, OF_PROJ, OF_PASS };
-
-// A block of a rank's heads alone (prompt.cuh) is that of all ranks' blocks; nothing else is written.
-static int64_t wrong_own_block(const bf16* dx, const std::vector<uint16_t>& blocks, const HeadRows* shape,
-                               int rank) {
-    const size_t n = (size_t)(shape->Tn * shape->columns.stride), from = (size_t)rank * n;
-    std::vector<uint16_t> own(2 * n);
-    bf16* block = (bf16*)device_bytes(2 * own.size());
-    CUDA_CHECK(cudaMemset(block, 0xFF, 2 * own.size()));
-    HeadBlocks to = {};
-    to.of[rank] = {block, (bf16*)(uintptr_t)dx, rank};
-    heads_split(&to, shape, 0);
-    device_download(own.data(), block, (int64_t)(2 * own.size()));
-    device_free(block);
-    int64_t wrong = 0;
-    for (size_t i = 0; i < own.size(); i++) wrong += own[i] != (i < n ? blocks[from + i] : 0xFFFF);
-    return wrong;
-}
+enum BlocksOf { OF_O, OF_PROJ };
 
 // A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and its gradient
 // is added to that element; padding is 0.
@@ -411,7 +393,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     ParamTable table = params_build(&c);
     const HeadColumns columns =
-        of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of(&table, &c, ranks, of == OF_PASS);
+        of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of_proj(&table, &c, ranks);
     const int64_t stride = of != OF_O ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
     const std::vector<int> row = random_row((int)c.num_heads, seed);
@@ -435,7 +417,6 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
         const int whole = head_columns_whole(&columns, NULL, (int)(i / block), (int)(i % columns.stride));
         wrong += blocks[(size_t)i] != (whole < 0 ? 0 : x[(size_t)(at + whole)]);
     }
-    for (int rank = 0; rank < ranks && B == 1; rank++) wrong += wrong_own_block(dx, blocks, &shape, rank);
     CUDA_CHECK(cudaMemset(dx, 0xFF, x.size() * 2));
     heads_join(&to, &shape, 0);
     device_download(back.data(), dx, (int64_t)x.size() * 2);
@@ -456,7 +437,6 @@ static void test_blocks(void) {
     for (int ranks : {2, 3, 4, 6, 12})
         for (const char* preset : {"fox-pro-125m", "transformer-llama-125m", "fox-llama-125m"}) {
             check_blocks(preset, ranks, 1, 37, OF_PROJ, 0);
-            check_blocks(preset, ranks, 1, 37, OF_PASS, 0);
             check_blocks(preset, ranks, 3, 5, OF_PROJ, 0);
             check_blocks(preset, ranks, 2, 17, OF_O, 0);
             check_blocks(preset, ranks, 1, 300, OF_PROJ, 1);
@@ -500,7 +480,6 @@ static void test_variants(void) {
 static void test_quick(void) {
     poison = false;
     check_blocks("fox-pro-125m", 2, 2, 5, OF_PROJ, 0);
-    check_blocks("fox-pro-125m", 2, 1, 5, OF_PASS, 1);
     check_shared("fox-pro hidden_size=128 intermediate_size=72", 2, 66, 2);
     check_shared("transformer-llama hidden_size=128 intermediate_size=72", 1, 130, 2);
 }
@@ -557,11 +536,6 @@ static void process_body(World* world) {
     check_process(world, 1, 4 * SEQUENCE_CHUNK_TOKENS); // two chunks on each
 }
 
-// ----------------------------------------------------------------------------
-// prompts of ranks
-
-#include "../inference/shared_prompts.cuh"
-
 int main(int argc, char** argv) {
     static const struct {
         const char* name;
@@ -572,11 +546,9 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     alarm(SECONDS_MOST); // a rank that waits for ever
     // before this process opens the GPU: a child could not use it
-    const bool processes = argc == 1 || strcmp(argv[1], "processes") == 0,
-               of_prompts = argc == 1 || strcmp(argv[1], "prompts") == 0;
+    const bool processes = argc == 1 || strcmp(argv[1], "processes") == 0;
     if (processes) ranks_run(2, process_body);
-    for (int ranks = 2; ranks <= 3 && of_prompts; ranks++) ranks_run(ranks, prompts_body);
-    if (argc == 2 && (processes || of_prompts)) return test_report();
+    if (argc == 2 && processes) return test_report();
     Device device = device_open(0);
     printf("on %s\n", device.name);
     for (int i = 0; i < num_parts; i++) {

@@ -60,7 +60,7 @@ struct Cache {
           table((size_t)(slots * heads * width), -1), lengths((size_t)slots),
           q_weight(weights(model.d(), 0.1, 1, weights_seed)),
           k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
-        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, drops_unseen, 1};
+        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, drops_unseen};
         CacheModel sizes_of = {1,      m.NH,  m.dh,          m.gate != NO_GATE, m.pro,
                                m.rope, m.pro, LOG_TOLERANCE, m.window};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);

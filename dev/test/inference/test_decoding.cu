@@ -65,7 +65,7 @@ struct Decoder {
 
     Decoder(Model* of, const int32_t* text, int64_t T, bool drops, bool unseen) : model(of), tokens(text) {
         int64_t heads = engine_heads(&model->config), rows = std::min<int64_t>(T, 4001) + 1;
-        sizes = {2, T, 0, rows, 16, drops, unseen, 1};
+        sizes = {2, T, 0, rows, 16, drops, unseen};
         sizes.pages = 2 * heads * cache_table_width(&sizes);
         cache = cache_new(model, &sizes);
         CHECK(cache, "a cache of %lld tokens", (long long)T);

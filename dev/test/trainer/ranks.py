@@ -8,9 +8,6 @@ standard library.
                                              line counts
     ranks.py evaluations LOG LOG TOLERANCE   checks that they have the same evaluations, but for their duration, whose numbers
                                              agree
-    ranks.py ask FILE                        writes requests of all types, with beginnings in common
-    ranks.py answers FILE FILE TOLERANCE     checks that they answer the same requests: log-probabilities of a token differ by
-                                             at most the tolerance, and of the greedy texts few differ
     ranks.py record FOLDER                   prints step, tokens and position in the data of a checkpoint
     ranks.py token SHARD NEW INDEX ID        copies a shard and changes one token
     ranks.py strike SIGNAL WHOM EVENT SPIN LIMIT COMMAND...
@@ -84,36 +81,6 @@ def evaluations(log_a, log_b, tolerance):
         assert a.keys() == b.keys() and ".val_loss" in a, a.keys() ^ b.keys()
         for name in a:
             assert abs(a[name] - b[name]) <= tolerance * abs(b[name]), f"{name}: {a[name]}, {b[name]}"
-
-
-def ask(path):
-    words = ("the quick brown fox jumps over the lazy dog, and over it again; " * 20).split(" ")
-    text = lambda n, k: " ".join(words[(i * (1 + k) + k) % len(words)] for i in range(n))
-    requests = []
-    for k in range(12):
-        n = (3, 30, 90, 200)[k % 4]
-        begin = text(40, 0) if k % 3 else ""
-        requests += [{"id": f"score {k}", "type": "score", "context": begin + text(n, k), "continuation": " " + text(5, k)},
-                     {"id": f"greedy {k}", "type": "generate", "prompt": begin + text(n, k), "max_tokens": 20, "temperature": 0},
-                     {"id": f"drawn {k}", "type": "generate", "prompt": begin, "max_tokens": 9, "seed": k},
-                     {"id": f"rolling {k}", "type": "rolling", "text": text(n, 3) + chr(10) + begin}]  # fmt: skip
-    requests += [{"id": "ids", "type": "score", "context": [1, 256, 2, 3], "continuation": [4, 256, 5]}, {"id": "no type"}]
-    with open(path, "w") as f:
-        f.writelines(json.dumps(request) + "\n" for request in requests)
-
-
-def answers(path_a, path_b, tolerance):
-    a, b = ({answer["id"]: answer for answer in map(json.loads, open(path))} for path in (path_a, path_b))
-    assert b and a.keys() == b.keys(), a.keys() ^ b.keys()
-    assert a["no type"] == b["no type"] and sum("error" in answer for answer in a.values()) == 1
-    same = greedy = 0
-    for i in b:
-        if "logprob" in b[i]:
-            error = abs(a[i]["logprob"] - b[i]["logprob"])
-            assert a[i]["tokens"] == b[i]["tokens"] and error <= tolerance * b[i]["tokens"], (a[i], b[i])
-        if i.startswith("greedy"):
-            same, greedy = same + (a[i]["tokens"] == b[i]["tokens"]), greedy + 1
-    assert same >= 2 / 3 * greedy, f"{same} of {greedy} greedy texts are the same"
 
 
 def record(folder):
@@ -244,10 +211,6 @@ if __name__ == "__main__":
         losses(args[0], args[1], float(args[2]))
     elif command == "evaluations":
         evaluations(args[0], args[1], float(args[2]))
-    elif command == "ask":
-        ask(args[0])
-    elif command == "answers":
-        answers(args[0], args[1], float(args[2]))
     elif command == "record":
         record(args[0])
     elif command == "token":

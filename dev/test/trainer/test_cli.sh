@@ -234,7 +234,7 @@ $tiny --seq-len 24 --batch-tokens 64 --data @/text.bin|--batch-tokens 64: not a 
 $tiny $batches --micro-batch 3 --data @/text.bin|--micro-batch 3: does not divide the 4 sequences of a step
 $tiny $batches --sequence-ranks 2 --data @/text.bin|--sequence-ranks 2: 1 rank cannot be groups of so many; start a multiple of it
 $tiny $batches --sequence-ranks 2 --dry-run|--sequence-ranks 2: GPUs share sequences, and this is the CPU trainer: take ./train_foxcu
-$tiny $batches --sequence-ranks 2 --data @/text.bin --dump x|--sequence-ranks 2: --maps and --dump share no sequences
+$tiny $batches --sequence-ranks 2 --data @/text.bin --dump x|--sequence-ranks 2: --generate, --requests, --maps and --dump run on one GPU
 --model fox-pro-125m --sequence-ranks 5 --dry-run --gpu H200|--sequence-ranks 5: does not divide the 12 heads of the model
 --model mamba2-125m --sequence-ranks 2 --dry-run --gpu H200|--sequence-ranks 2: this model has no attention
 $tiny $batches --resume --data @/text.bin|--resume: from where? give --out DIR

@@ -263,61 +263,6 @@ shared_resumed() {
     same_weights fox-pro.2 shared.stopped
 }
 
-# answer RANKS RUN OPTION...: the requests by the checkpoint of a run, to RUN.RANKS.answers
-answer() {
-    local ranks=$1 run=$2
-    on "$ranks" $trainer --init "$scratch/$run/step_00000020" --deterministic --timeout 20 --sequence-ranks "$ranks" \
-        --requests "$scratch/requests" "${@:3}" >"$scratch/$run.$ranks.answers"
-}
-
-# Requests and samples by ranks that share each sequence's heads: the answers of one rank
-shared_requests() {
-    check "requests" "$python" dev/test/trainer/ranks.py ask "$scratch/requests"
-    local runs="fox-pro.1 fox-llama.1 transformer-pro.1 window.1 documents.1 shared.bias1" run ranks
-    if [ "${ONE_GPU:-}" ]; then
-        check "a model of three heads" train 1 three --set num_heads=3 --set hidden_size=192
-        runs="$runs three"
-    fi
-    for run in $runs; do
-        ranks=2
-        if [ $run = three ]; then ranks=3; fi
-        answer 1 $run 2>"$scratch/stderr" || fail "$run on one: $(tail -n 3 "$scratch/stderr")"
-        answer $ranks $run 2>"$scratch/stderr" || fail "$run on $ranks: $(tail -n 3 "$scratch/stderr")"
-        said "$ranks ranks share each sequence, of up to 65536 tokens: 1 of $ranks heads and a cache of" stderr
-        check "the same answers of $run" "$python" dev/test/trainer/ranks.py answers \
-            "$scratch/$run.$ranks.answers" "$scratch/$run.1.answers" 2e-2
-    done
-    check "what was seen bounds what is forgotten" answer 2 fox-llama.1 --forget-by-seen
-    for ranks in 1 2; do
-        check "--generate on $ranks" on $ranks $trainer --init "$scratch/fox-pro.1/step_00000020" --deterministic \
-            --timeout 20 --sequence-ranks $ranks --generate 12 --prompt "The quick" --samples 2 --temperature 0
-        said "--- sample 2 of 2"
-        said "The quick"
-        cp "$scratch/stdout" "$scratch/sampled.$ranks"
-    done
-    equals "$(wc -c <"$scratch/sampled.1")" "$(wc -c <"$scratch/sampled.2")"
-}
-
-# A rank ends while rank 0 waits for requests
-asked_failures() {
-    mkfifo "$scratch/asked.killed"
-    exec 8<>"$scratch/asked.killed"
-    on 2 $trainer --init "$scratch/fox-pro.1/step_00000020" --timeout 20 --sequence-ranks 2 \
-        --requests "$scratch/asked.killed" >"$scratch/asked.out" 2>"$scratch/asked.err" &
-    job=$!
-    echo '{"id": 1, "type": "score", "context": "a", "continuation": "b"}' >&8
-    for _ in $(seq 600); do
-        grep -q logprob "$scratch/asked.out" && break
-        read -rt 0.1 <> <(:) # waits
-    done
-    said '"id":1,"logprob"' asked.out
-    kill -9 "$(rank_of asked.killed 1)"
-    ended asked.killed $killed_code
-    equals 1 "$(grep -c '^error: rank 1 ' "$scratch/asked.err")"
-    exec 8>&-
-    equals "" "$(running)"
-}
-
 # A rank that ends takes all with it, and one line says which. start OUT OPTION...: begins a long run and waits for step 5
 start() {
     # shellcheck disable=SC2086
@@ -377,6 +322,6 @@ shared_failures() {
 }
 
 parts="same_losses evaluated biases in_fp8 resumed failures shared shared_chunks shared_groups shared_evaluated
-    shared_requests shared_resumed shared_failures asked_failures"
+    shared_resumed shared_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report

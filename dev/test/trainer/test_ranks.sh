@@ -164,14 +164,17 @@ refused() {
     dies "13 ranks for the 12 sequences of a step" $launch -np 13 $trainer $model $data $tokens
     dies "4 micro-batches, too few for 5 ranks" $launch -np 5 $trainer $model $data $tokens --micro-batch 3
     dies "--nonsense: no such option" $launch -np 3 $trainer $model $data --nonsense
-    dies "only training, --bench, --eval, --requests and --generate run on 2 ranks" \
+    dies "only training, --bench and --eval run on 2 ranks: start one process alone" \
         $launch -np 2 $trainer $model $data --dump "$scratch/dump"
-    dies "--requests on 2 ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks 2, or start one process alone" \
+    dies "only training, --bench and --eval run on 2 ranks: start one process alone" \
         $launch -np 2 $trainer $plain --requests "$scratch/requests"
-    dies "--generate on 4 ranks: all of them share each sequence: give ./train_foxcu --sequence-ranks 4" \
+    dies "--sequence-ranks 2: --generate, --requests, --maps and --dump run on one GPU: leave it out" \
         $launch -np 4 $trainer $plain --generate 3 --sequence-ranks 2
-    dies "--sequence-ranks 2: 1 rank cannot be groups of so many" $trainer $plain --requests x --sequence-ranks 2
-    dies "--sequence-ranks 2: --maps and --dump share no sequences" $trainer $plain --maps x --sequence-ranks 2
+    for mode in "--requests x" "--maps x"; do
+        # shellcheck disable=SC2086
+        dies "--sequence-ranks 2: --generate, --requests, --maps and --dump run on one GPU: leave it out" \
+            $trainer $plain $mode --sequence-ranks 2
+    done
 
     # torchrun's variables, without MPI
     local code=0 pids=() rank port=$((20000 + $$ % 9000))

@@ -22,8 +22,8 @@ Called by train_fox.cu.
 // the cache
 
 // What of a cache is in pages: nothing of a recurrent mixer.
-static inline CacheModel cache_model(const Config* c, const Mixer* mixer, const CacheSizes* sizes) {
-    return mixer->states ? CacheModel() : attention_cache_model(c, sizes->ranks);
+static inline CacheModel cache_model(const Config* c, const Mixer* mixer) {
+    return mixer->states ? CacheModel() : attention_cache_model(c);
 }
 
 // The states of a cache's slots, and scratch.
@@ -36,7 +36,7 @@ static inline Activations cache_states(const Config* c, const Mixer* mixer, cons
 // Bytes of a cache on the device.
 static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* mixer,
                                   const CacheSizes* sizes) {
-    CacheModel of = cache_model(c, mixer, sizes);
+    CacheModel of = cache_model(c, mixer);
     Activations table = extend_activations(c, params, sizes), states = cache_states(c, mixer, sizes);
     return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
            activations_bytes(&states, c->num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
@@ -63,7 +63,6 @@ static inline void cache_free(Cache* cache) {
     for (int64_t n = 0; cache->graphs && n < cache_graphs(&cache->device.sizes); n++)
         if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
     if (cache->matmul.workspace) matmul_free(&cache->matmul);
-    layer_heads_free(cache->heads);
     CUDA_CHECK(cudaFreeHost(cache->scores));
     device_cache_free(&cache->device);
     free(cache->graphs);
@@ -76,15 +75,14 @@ static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
     Layer layer = cache->layer;
     layer.l = l;
     layer.T = rows;
-    if (cache->heads) layer.heads = &cache->heads[l];
     return layer;
 }
 
-// An empty cache for a model without gradients, whose layer 0 is `layer`, with layer->heads where ranks share heads;
-// NULL where the device has no memory for it.
+// An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the device has no memory
+// for it.
 static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const CacheSizes* sizes) {
     const Config* c = layer->config;
-    CacheModel of = cache_model(c, mixer, sizes);
+    CacheModel of = cache_model(c, mixer);
     if (of.layers && of.dh != 64 && of.dh != 128)
         die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
@@ -98,7 +96,6 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     if (!all) cache_free(cache);
     if (!all) return NULL;
     cache->acts = extend_acts(&cache->table);
-    if (layer->heads) cache->heads = layer_heads_new(layer);
     matmul_init(&cache->matmul, !layer->deterministic, layer->stream);
     cache->layer = *layer;
     cache->mixer = mixer;
@@ -136,30 +133,22 @@ static inline void extend_outputs(Cache* cache, int64_t first, int64_t count) {
         row_draws(&cache->device.scores.outputs, a->logits, first, &shape, layer.stream);
 }
 
-// Queues the layers of a filled pass; acts.x_last gets the rows with outputs. The rank computes `own` rows, from
-// `first` on, of which all but the last ranks' are rows of the pass (prompt.cuh).
+// Queues the layers of a filled pass; acts.x_last gets the rows with outputs.
 static inline void extend_rows(Cache* cache, int64_t outputs) {
     const ExtendActs* a = &cache->acts;
-    const int64_t rows = cache->device.pass.num_rows, own = pass_rows(cache->heads, rows),
-                  first = pass_first_row(cache->heads, rows),
-                  embedded = std::clamp<int64_t>(rows - first, 0, own);
-    Layer layer = cache_layer(cache, 0, own);
+    const int64_t rows = cache->device.pass.num_rows;
+    Layer layer = cache_layer(cache, 0, rows);
     const int64_t L = layer.config->num_hidden_layers, d = layer.config->hidden_size;
     bf16 *x = a->x, *other = a->x_mid;
     if (!cache->mixer->states) attention_begin_extend(&layer, cache);
-    if (embedded > 0)
-        embedding_forward(x, cache->device.pass.tokens + first,
-                          layer_param(&layer, layer.weights, P_EMBEDDINGS), embedded, d, layer.stream);
+    embedding_forward(x, cache->device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), rows, d,
+                      layer.stream);
     for (int64_t l = 0; l < L; l++) {
-        layer = cache_layer(cache, l, own);
+        layer = cache_layer(cache, l, rows);
         cache->mixer->extend(&layer, cache, other, x);
         std::swap(x, other);
         if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
         mlp_extend(&layer, cache, other, x);
-        std::swap(x, other);
-    }
-    if (own < rows && outputs > 0) {
-        all_rows(&layer, other, x);
         std::swap(x, other);
     }
     embedding_forward(a->x_last, cache->device.output_rows, x, outputs, d, layer.stream);
@@ -181,12 +170,12 @@ static inline void extend_step(Cache* cache, int64_t outputs, float* logits) {
 
 // Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps,
 // outputs], and unless that is NULL logits [outputs, V] of one step. A step that extends n sequences by one
-// token each is one CUDA graph from its second time on, unless ranks share heads.
+// token each is one CUDA graph from its second time on.
 static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     DeviceCache* c = &cache->device;
     cudaStream_t stream = cache->layer.stream;
     bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
-                   !cache->layer.sequential && !cache->heads && !logits;
+                   !cache->layer.sequential && !logits;
     size_t results = (size_t)(e->steps * e->outputs) * sizeof(RowScore);
     device_cache_fill(c, e, stream);
     device_cache_copy(c, stream);

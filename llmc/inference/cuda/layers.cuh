@@ -8,14 +8,12 @@ trainer's model has them, over the rows of sequences in a cache.
 
 On Hopper a step that decodes up to 16 rows is five kernels a layer: the two input projections, decode.cuh,
 and the two output projections; norms and SwiGLU are fused into the projections. Other rows have three kernels
-in place of decode.cuh: the append, attention, and the sum of its partial results. Where ranks share the heads of
-sequences attention is that of the rank's (llmc/sequence/prompt.cuh).
+in place of decode.cuh: the append, attention, and the sum of its partial results.
 */
 #pragma once
 
 #include <algorithm>
 #include "../../layers/attention_layer.cuh"
-#include "../../sequence/prompt.cuh"
 #include "cache.cuh"
 #include "matvec.cuh"
 #include "scores.cuh"
@@ -26,15 +24,12 @@ sequences attention is that of the rank's (llmc/sequence/prompt.cuh).
 // clang-format off
 // type, name, kept, elements
 #define EXTEND_ACTS(X) \
-    X(bf16, x, SHARED, (R + spare) * d)        /* [R,d] residual stream */ \
-    X(bf16, x_mid, SHARED, (R + spare) * d)    /* [R,d] the same between mixer and MLP */ \
+    X(bf16, x, SHARED, R * d)                  /* [R,d] residual stream */ \
+    X(bf16, x_mid, SHARED, R * d)              /* [R,d] the same between mixer and MLP */ \
     X(bf16, x_last, SHARED, outputs * d)       /* [outputs,d] the rows with outputs */ \
     X(bf16, computed, SHARED, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
     X(float, rstd, SHARED, std::max(R, logit_rows)) /* [R] not read */ \
     X(bf16, proj, SHARED, R * S)               /* [R,S] */ \
-    X(bf16, head_proj, SHARED, (R + spare) * HS) /* where ranks share heads, as in prompt.cuh */ \
-    X(bf16, head_blocks, SHARED, (R + spare) * HS) \
-    X(bf16, head_y, SHARED, (HS > 0) * (R + spare) * d / ranks) \
     X(bf16, y, SHARED, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
     X(bf16, gate_up, SHARED, R * 2 * I)        /* [R,2I] */ \
     X(float, logits, SHARED, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
@@ -45,8 +40,7 @@ typedef struct {
 } ExtendActs;
 
 struct Cache {
-    Layer layer;      // of layer 0
-    RankHeads* heads; // [L] of the rank; NULL: it has all
+    Layer layer; // of layer 0
     const Mixer* mixer;
     DeviceCache device;
     Activations table;
@@ -73,9 +67,6 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
     int64_t R = linear_padded_rows(s->rows), outputs = linear_padded_rows(s->outputs), d = c->hidden_size;
     int64_t I = config_mlp_size(c), S = matmul_padded(table->proj.rows), Vs = matmul_padded(c->vocab_size);
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
-    int64_t ranks = std::max<int64_t>(s->ranks, 1),
-            HS = ranks > 1 ? head_columns_of_pass(table, c, (int)ranks).stride : 0;
-    int64_t spare = ranks > 1 ? ranks : 0; // rows, where each rank computes as many
     Activations of = {}, *rows = &of;
     const Recompute recompute = FORWARD_ONLY;
     EXTEND_ACTS(KEPT_ROW)
@@ -84,11 +75,10 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
 
 #undef EXTEND_ACTS
 
-// The tensors of an allocated table. Where ranks do not share heads, those of the rank's heads are those of all.
+// The tensors of an allocated table.
 static inline ExtendActs extend_acts(const Activations* table) {
     ExtendActs a;
     activations_layer(table, 0, &a, sizeof a);
-    if (!a.head_proj) a.head_proj = a.proj, a.head_y = a.y;
     return a;
 }
 
@@ -102,10 +92,9 @@ static inline MatvecInput extend_normed(const Layer* layer, const ExtendActs* a,
 // ----------------------------------------------------------------------------
 // attention
 
-// Of a cache of all heads, or of one rank's.
-static inline CacheModel attention_cache_model(const Config* c, int64_t ranks) {
+static inline CacheModel attention_cache_model(const Config* c) {
     return {.layers = c->num_hidden_layers,
-            .NH = ranks > 1 ? c->num_heads / ranks : c->num_heads,
+            .NH = c->num_heads,
             .dh = config_head_size(c),
             .gate = config_has_gate(c),
             .qk_norm = c->qk_norm,
@@ -132,15 +121,6 @@ static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
         pages_angles(c->angles, &c->pass, c->pages.dh, layer->config->rope_base, layer->stream);
 }
 
-// Output norm and gate of the rank's heads.
-static inline OutputGate extend_output_gate(const Layer* layer, const ExtendActs* a) {
-    OutputGate gate = attention_output_gate(layer, NULL, a->proj, NULL, NULL);
-    if (!layer->heads) return gate;
-    gate.gate = head_proj_column(layer, a->head_proj, P_OGATE_PROJ);
-    gate.weight = layer->heads->output_norm;
-    return gate;
-}
-
 static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     DeviceCache* c = &cache->device;
     const ExtendActs* a = &cache->acts;
@@ -149,28 +129,27 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};
     HeadShape shape = attention_shape_of(layer);
-    ExtendOutput output = {a->head_y, c->o, extend_output_gate(layer, a), shape.row_stride};
+    ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
+                           shape.row_stride};
     KvAppend append = {};
     y.x = a->y;
     append.layer = layer->l;
     attention_paths(layer, append.paths);
     append.paths[0].out = c->q;
-    append.proj = a->head_proj;
+    append.proj = a->proj;
     append.angles = c->angles;
     append.cum_logf = c->cum_logf;
-    append.gate = head_proj_column(layer, a->head_proj, P_FGATE_PROJ);
-    append.bias = head_gate_bias(layer);
+    append.gate = proj_column(layer, a->proj, P_FGATE_PROJ);
+    append.bias = layer_param_fp32(layer, P_FGATE_BIAS);
     append.row_stride = (int)shape.row_stride;
     append.weight_stride = (int)shape.weight_stride;
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
-    rows_to_heads(layer, a->head_proj, a->head_blocks, a->proj, in_proj.out_stride, c->pass.num_rows);
     kv_append(&c->pages, &append, &c->pass, stream);
     decode_attention(&output, &append, &pass, stream);
     device_cache_prefill(c, &pass, append.paths[0].weight, append.paths[1].weight, append.weight_stride,
                          stream);
     extend_attention(&output, c->q, c->cum_logf, &pass, stream);
-    heads_to_rows(layer, a->y, a->head_y, c->pass.num_rows);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }
 
