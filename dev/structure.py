@@ -7,9 +7,10 @@
 Rules: at most 8 parameters a function; at most 100 lines a function, __global__ kernels apart, which above 120 lines are
 named with their reason in KERNELS_OVER_120; at most 700 lines a file, 1400 a trainer, of which those sections that NOT_MODEL
 names have a fifth, and 16 files a folder; includes only down LADDER, before the first definition; no function twice in what a
-trainer includes; initializers of more than 5 fields name them; only TOP_LEVEL at the top; at most 64 options; no
-`x[i] && i < N`, of which compilers may leave out i < N; PHRASES in comments no oftener than today. Warns, without failing,
-where a file of llmc/ has more than 500 lines, a trainer 1250, a folder 12 files.
+trainer includes; functions and types of llmc/ only where their file is included; initializers of more than 5 fields name them;
+only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may leave out i < N; PHRASES in comments
+no oftener than today. Warns, without failing, where a file of llmc/ has more than 500 lines, a trainer 1250, a folder 12
+files.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -57,6 +58,8 @@ serve eval
 train
 """.strip().split("\n")]
 ROOMS = sum(LADDER, [])
+# Types that a file names without including theirs, which is to end
+NOT_REACHED = ("SequenceExchange",)
 # What else may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
 OUTSIDE_INCLUDES = {"llmc": ("llmc",), "data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}
 
@@ -360,6 +363,41 @@ def check_names(checks, functions, codes):
                          f"{name} is also defined in {other and other.path}, which {trainer} includes too")
 
 
+def find_types(tokens):
+    """Types that a file defines, has as parameters of templates, or leaves open to others (typedef struct X X)."""
+    found = set()
+    for i, (token, _) in enumerate(tokens[:-2]):
+        following = tokens[i + 2][0]
+        if token in ("struct", "class", "union", "enum") and following in "{:":
+            found.add(tokens[i + 1][0])
+        if token in ("class", "typename", "using"):
+            found.add(tokens[i + 1][0])
+        if token == "typedef":
+            k = i
+            while k < len(tokens) and tokens[k][0] != ";":
+                k = close(tokens, k) + 1 if tokens[k][0] in CLOSING else k + 1
+            found.add(tokens[k - 1][0])
+    return {name for name in found if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name)}
+
+
+def check_reach(checks, functions, codes):
+    """What a file of llmc/ calls and which types it names are its own, or of a file that it includes."""
+    tokens = {path: tokenize(code) for path, code in codes.items() if path.startswith("llmc/")}
+    homes = {}  # name -> files
+    for f in functions:
+        if f.path in tokens and not f.member:
+            homes.setdefault(f.name, set()).add(f.path)
+    for path in tokens:
+        for name in find_types(tokens[path]):
+            homes.setdefault(name, set()).add(path)
+    for path, own in tokens.items():
+        files = included(path, codes)
+        for i, (name, line) in enumerate(own[:-1]):
+            if name in homes and (own[i + 1][0] == "(" or name[:1].isupper()) and own[i - 1][0] not in (".", "->", "::"):
+                checks.check(homes[name] & files or name in NOT_REACHED, path, line,
+                             f"names {name} of {min(homes[name])}, which it does not include")
+
+
 def check_include_order(checks, codes, functions):
     first = {}
     for f in functions:
@@ -534,6 +572,7 @@ def main(arguments):
     check_sections(checks, texts)
     check_names(checks, functions, codes)
     check_include_order(checks, codes, functions)
+    check_reach(checks, functions, codes)
     check_initializers(checks, codes)
     check_bounds(checks, codes)
     check_phrases(checks, texts)

@@ -183,6 +183,28 @@ check "overloads in a file, and methods" run
 fresh
 printf 'int f() { return 1; }\n#include <late.h>\n' >"$tree/llmc/base/base.h"
 broken llmc/base/base.h:2 "an #include behind a function"
+defines() { echo 'void f() {} typedef struct { int a; } Shape; struct Pile { int b; }; typedef struct Open Open;' >"$tree/llmc/base/base.h"; }
+while read -r name code; do
+    defines
+    printf '\n%s\n' "$code" >"$tree/llmc/formats/json.h"
+    broken llmc/formats/json.h:2 "names $name of llmc/base/base.h, which it does not include"
+done <<'END'
+f void g() { f(); }
+Shape void g(Shape s) {}
+Pile struct Other { struct Pile* p; };
+END
+defines
+printf '#include "../base/base.h"\n' >"$tree/llmc/formats/safetensors.h"
+cat >"$tree/llmc/formats/json.h" <<'END'
+#include "safetensors.h"
+void g(Shape s) { f(); }
+END
+cat >"$tree/llmc/ranks/world.h" <<'END'
+typedef struct Open Open;
+template <class Shape> void h(Shape* s, Open* o, int f) { s->f(); }
+END
+check "names that are reached, and others' of the same name" run
+fresh
 echo 'static const Shape six = {1, 2, {3, 4}, 5, f(6, 7), 8};' >"$tree/llmc/base/base.h"
 broken llmc/base/base.h:1 "an initializer of 6 fields without names, at most 5"
 echo 'Shape f() { return {1, 2, 3, 4, 5, 6}; }' >"$tree/llmc/base/base.h"
