@@ -3,7 +3,7 @@
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
 dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code.json alone:
 
-    dev/study/report.py [--add FOLDER] [--results FILE] [--page STUDY.md] [--pictures FOLDER]
+    dev/study/report.py [--add FOLDER] [--results FILE] [--page STUDY.md] [--pictures FOLDER | --no-pictures]
 
 --add takes the results of FOLDER, NAME.json (collect.py), into the file first. --results is also such a folder.
 
@@ -396,6 +396,7 @@ def main():
     parser.add_argument("--results", type=Path, default=plan.RESULTS, metavar="FILE")
     parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")
     parser.add_argument("--pictures", type=Path, default=ROOT / "dev/pictures", metavar="FOLDER")
+    parser.add_argument("--no-pictures", action="store_true", help="write the page alone")
     parser.add_argument("--corpus", type=Path, default=plan.CORPORA["long"], metavar="FILE")
     parser.add_argument("--short-corpus", type=Path, default=plan.CORPORA["short"], metavar="FILE")
     parser.add_argument("--runs", type=Path, default=HERE / "runs.txt", metavar="FILE")
@@ -411,6 +412,8 @@ def main():
     if filled != page:
         write_file(options.page, filled)
     print(f"{options.page}: {len(report.all_results)} of {len(report.all_lines)} runs")
+    if options.no_pictures:
+        return
     if importlib.util.find_spec("matplotlib"):
         pictures.draw(report, options.pictures)
     else:
