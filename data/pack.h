@@ -12,8 +12,8 @@ longest that fits. No row is padded. What remains at the end and fills no row is
 
 A row is made when the buffer is full, so memory is bounded: 64 rows, at most 64 MiB, or one row where that is more. A
 larger one would crop little less, and put more rows of short documents, which come last, behind one another. The callers
-write full rows of a longer document at once; its last piece goes here as a document. Of equal length the oldest comes
-first, so the rows depend on the documents and their order alone.
+write full rows of a longer document at once; its last piece goes here as a document. Among equal lengths the oldest
+comes first, so the rows depend on the documents and their order alone.
 */
 #pragma once
 

@@ -14,7 +14,7 @@ files.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
-lines and brackets, no types. Of the branches of an #if with unbalanced braces it reads the first.
+lines and brackets, no types. Where the branches of an #if have unbalanced braces it reads the first.
 """
 import fnmatch
 import os
@@ -65,7 +65,7 @@ OUTSIDE_INCLUDES = {"llmc": ("llmc",), "data": ("data", "llmc"), "train_fox.c": 
 
 # Regular expressions that comments do not match: (how often they still do, which may only fall; what is better)
 PHRASES = {
-    r"^Of ": (50, "the subject first"),
+    r"(^|[.:;]\s+)Of ": (8, "the subject first"),
     r"\bmultiprocessors?\b": (0, "SM"),
     r"\b[Dd]eal(s|t|ing)?\b": (13, "assign"),
     r"\bin passing\b": (0, "fused"),

@@ -46,7 +46,7 @@ from positions import means  # noqa: E402
 # Options that do not change what is learnt.
 SILENT = set("""seed save-every keep log-every val-every eval-every eval-requests sample-every vocab generate
     prompt temperature top-k top-p min-p samples stop forget-by-seen recompute""".split())
-# Of the others, those that a resumed run may change and is still the same run; data as long as its
+# Those of the others that a resumed run may change and is still the same run; data as long as its
 # fingerprint is the same.
 FREE = set("data val-data val-tokens micro-batch deterministic attention".split())
 # What options were that the logs of older versions lack.
@@ -178,7 +178,7 @@ def half_life(bias):
 
 
 def initial_half_lives(config):
-    """Of the heads of a layer, by the biases that training starts with (config/config.h). None: unknown."""
+    """Half-lives of a layer's heads, from the biases that training starts with (config/config.h). None: unknown."""
     heads, first, last = (config.get(key) for key in ("num_heads", "decay_time_min", "decay_time_max"))
     if not isinstance(heads, int):
         return None
@@ -197,8 +197,8 @@ def differing(dictionaries):
 
 def all_settings(runs):
     """
-    Of each run its settings in one dictionary, with what an older log lacks: DEFAULTS, and false of switches; the
-    keys that it was given, others being a model's own; the keys that options do not have.
+    Returns three lists, an element a run: its settings in one dictionary, with what an older log lacks (DEFAULTS, and
+    false of switches); the keys that it was given, others being a model's own; the keys that options do not have.
     """
     options, configs = zip(*(run.settings() for run in runs))
     partial = {key for key in ("recipe", "data_fingerprint")  # options and config have what a recipe decides

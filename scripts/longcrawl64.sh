@@ -15,7 +15,7 @@
 # A step has 524,288 tokens, 32 sequences, on any number of GPUs. Hours are those where nothing is pruned, from 259,297
 # tokens/s of fox-pro-125m and 58,448 of fox-pro-760m on one H100, and eight at 98% of eight times one; with gates spread
 # over all lengths half of attention is pruned, which takes 0.74 and 0.76 of the time. Memory is with a micro-batch of two
-# sequences below 760M, one there. Data is the disk, and at most the download: 5.4 GB take 7 min at 100 Mbit/s. Of other
+# sequences below 760M, one there. Data is the disk, and at most the download: 5.4 GB take 7 min at 100 Mbit/s. For other
 # models and GPUs: ./train_fox --dry-run --model transformer-llama-760m --recipe iclr --gpu A100 --ranks 8. On H200s the
 # analysis run of fox-pro-760m takes 76.2 hours on one and 9.7 hours on eight, with half of attention pruned 56.5 and 7.2.
 #

@@ -11,7 +11,7 @@ line) and .parquet have a document in the field --text-field of each row, other 
 text each; .gz and .zst are decompressed. Capitals do not matter. Memory stays bounded: long text is encoded in pieces, cut where no token
 can cross.
 
-The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same
+The output depends only on the options, and on names and contents of the files: not on --jobs. From the same
 files, data/text_to_shards --tokenizer gpt2 writes the same bytes, much faster. Needs tokenizers,
 and what the input needs of huggingface_hub, pyarrow and zstandard (pip install -c scripts/requirements.txt
 NAME...).

@@ -29,7 +29,7 @@ static uint64_t random_seed, draws;
 // ----------------------------------------------------------------------------
 // coverage and crashes
 
-// Of functions that the sanitizers call, some of them before they are ready
+// Attributes of functions that the sanitizers call, some of them before they are ready
 #define NOT_INSTRUMENTED                                                                                     \
     __attribute__((no_sanitize_coverage, no_sanitize("address"), no_sanitize("undefined")))
 

@@ -26,12 +26,12 @@ the shards. Members, where they were measured:
                                      and of the last targets behind each context; unpruned: the means alone
     tasks                            {task: its means, as plan.packed() has them}
 
-Of a run of `short`, instead of eval there is
+A run of `short` has, instead of eval:
 
     intact                           of documents that stand alone in their rows: loss_mean, targets; documents: the mean
                                      loss of each; octaves, by_octave, octave_targets: of spans of the position
 
-Of a run of a task, corpus is the options of its data, validations have the accuracy, and instead of eval there is
+In a run of a task, corpus is the options of its data, validations have the accuracy, and instead of eval there is
 
     tests                            {data set: targets, accuracy, loss}
 """
@@ -137,7 +137,7 @@ def evaluation(path, positions):
 
 
 def intact(path):
-    """Of --eval's losses of documents with a mask."""
+    """The study's numbers from a file of --eval on documents with a mask."""
     e = read_json(path)
     d = e["documents"]
     total = lambda losses, targets: sum(loss * n for loss, n in zip(losses, targets) if n) / (sum(targets) or math.nan)

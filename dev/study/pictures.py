@@ -150,7 +150,7 @@ PICTURES = {  # what draws it, and its caption on the page
 
 
 def names(report):
-    """Of PICTURES, those that have runs."""
+    """Those of PICTURES that have runs."""
     fox = report.seeds(PAIR[0])
     needs = {"tasks": lambda r: "copy" in r["tasks"], "needles": lambda r: NEEDLES[0] in r["tasks"],
              "gates": lambda r: r.get("half_lives")}

@@ -24,8 +24,8 @@ the blocks of keys up to n if this holds for all its rows. As c never rises, a s
 
  - past_n bounds its sum by blocks: keys of block b contribute at most 128 exp(c[last of n] - c[last of b]).
  - The backward pass knows lse. The forward pass uses a lower bound, -U + ln sum_j exp(c_i - c_j), j <= i: the
-   longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
-   the PRUNING_BLOCKS blocks n before m, the least that their keys can contribute, 128 exp(c[last of m] -
+   longer a head remembers, the less one key can weigh. It counts 1 for the query itself and, for the up to
+   PRUNING_BLOCKS blocks n before m, the least that their keys can contribute, 128 exp(c[last of m] -
    c[first of n]).
 
 The result is a staircase. A block of keys that one block of queries needs is kept by the blocks of queries

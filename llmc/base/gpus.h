@@ -14,7 +14,7 @@ typedef struct {
     double gib;             // of memory, as programs see it: ECC takes a part of GDDR memory
 } Gpu;
 
-// Of two names with a common prefix the longer one comes first.
+// Where one name is a prefix of another, the longer one comes first.
 static const Gpu gpus[] = {
     {"GB200", 100, 2500, 184},
     {"B200", 100, 2250, 178},

@@ -9,7 +9,7 @@ Used by validation's log and by --eval.
 
 #include <stdint.h>
 
-// Of all positions that 31 bits hold, as those of a sequence.
+// Number of octaves of positions 0 .. 2^31 - 1, the most that a sequence has.
 enum { MAX_OCTAVES = 32 };
 
 // The octave of position t.

@@ -90,7 +90,7 @@ static struct {
     pid_t process;
 } out_locked;
 
-// Of a command that fails before anything was written to OUT: removes its lock, and OUT if the command made it.
+// Called when a command fails before it wrote anything to OUT: removes its lock, and OUT if the command made it.
 static inline void out_remove_empty(void) {
     enum { DOTS_AND_LOCK = 3 };
     char path[PATH_LENGTH];

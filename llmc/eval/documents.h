@@ -68,7 +68,7 @@ static inline bool documents_check(int64_t T, bool masked, int64_t N, Error* err
     return true;
 }
 
-// Of documents of T targets, before the pass over T; free with documents_free.
+// Losses of `count` documents of T targets, before the pass over T; free with documents_free.
 static inline DocumentLosses documents_new(int64_t count, int64_t T, bool masked) {
     DocumentLosses d = {.count = count, .T = T, .octaves = octaves_of(T), .masked = masked};
     if (count > DOCUMENTS_MOST) d.count = DOCUMENTS_MOST;

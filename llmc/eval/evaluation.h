@@ -1,8 +1,8 @@
 /*
 --eval FILE.json: the loss by position (positions.h) of the model of --init on held-out shards.
 
-Of shards of documents a sequence is the first T tokens of a document, so that position i is the document's
-token i; of streams it is a window of T tokens. T, --seq-len, may be longer than the length trained on. Ranks
+In shards of documents a sequence is the first T tokens of a document, so that position i is the document's
+token i; in streams it is a window of T tokens. T, --seq-len, may be longer than the length trained on. Ranks
 share the sequences; rank 0 writes the file, under a temporary name, and renames it:
 
     seq_len, sequences, tokens       T, sequences used, and their product
@@ -90,7 +90,7 @@ static inline void evaluation_put_row(JsonWriter* w, const char* key, const Posi
     w->indent = indent;
 }
 
-// Of p, with its documents. pruned: [layers] shares; layers 0: nothing is pruned.
+// Writes p, with its documents, as JSON. pruned: [layers] shares; layers 0: nothing is pruned.
 static inline void evaluation_write(ResultFile* file, const Run* run, const Positions* p, double seconds,
                                     double rate, const double* pruned, int layers) {
     const int64_t T = p->seq_len;

@@ -8,7 +8,7 @@ Loss by position in the context, of held-out sequences of T tokens:
            other, so errors of single positions would not give it
     accuracy = share of the targets that are the likeliest token
 
-Of data with a mask all means are over the targets that count, whose number differs from position to position;
+With a mask in the data all means are over the targets that count, whose number differs from position to position;
 E is then not known.
 
 Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but

@@ -6,7 +6,7 @@ tokens are in 0..V-1.
 
 The backward pass sorts the positions by token, stably, and cuts the sorted list into slices of equal length,
 whatever the tokens are: one that makes up half the batch costs no more than any other. A run of one token
-within a slice is summed and added to the row of dE at once. Of a run that crosses slices, each slice writes
+within a slice is summed and added to the row of dE at once. If a run crosses slices, each slice writes
 its part to scratch, and a second kernel adds the parts in order. There are no atomics on floats: the same
 bits in every run.
 */

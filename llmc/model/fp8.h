@@ -2,7 +2,7 @@
 --fp8: which GEMMs are in FP8 and what that takes, without CUDA: the plan of memory and the record in
 trainer.json. The formats and the scaling are in llmc/cuda/fp8.cuh and fp8_state.cuh.
 
-Of each block four linear layers, with weights w [N, K]:
+Four linear layers of each block, with weights w [N, K]:
 
     FP8_IN_PROJ      q, k, v and the output gate: the first N rows of the fused projection; those of the forget
                      gate and of the shift gates stay in bf16

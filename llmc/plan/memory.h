@@ -80,8 +80,8 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
     const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    // Of one layer, bytes a token: what enters a block; q, k and v; outputs of norms, gates and SwiGLU; what else
-    // the backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
+    // Bytes a token in one layer: the block's input; q, k and v; outputs of norms, gates and SwiGLU; what else the
+    // backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
     const int64_t x = 2 * d, qkv = 6 * d, outputs = 4 * d + 2 * I + gates_output * 2 * d;
     const int64_t inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
     const int64_t shared = 2 * S + 14 * d + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;

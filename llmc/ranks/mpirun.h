@@ -49,7 +49,7 @@ static inline bool mpirun_has_come(int rank) {
     return here;
 }
 
-// The thread. Of the ranks that have come the lowest prints the message, and the others give it 2 s.
+// The thread. The lowest of the ranks that have come prints the message; the others give it 2 s.
 static inline void* mpirun_limit(void* argument) {
     const Mpirun* m = (Mpirun*)argument;
     char list[256] = "";

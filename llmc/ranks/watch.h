@@ -4,8 +4,8 @@ The watch: a thread in every rank. It notices that a rank has died, stopped or h
 
     the connection ends without LEAVE              ended without a message: killed or crashed
     no heartbeat for `timeout` seconds             has been stopped or is unreachable
-    heartbeats, but its progress number is the     stuck. Ranks with a larger number wait for it. Of several
-    smallest and has not changed for `timeout`     with the smallest number the lowest rank is named
+    heartbeats, but its progress number is the     stuck. Ranks with a larger number wait for it. If several
+    smallest and has not changed for `timeout`     have the smallest number the lowest rank is named
     seconds, or its allowance if longer
 
 Rank 0 prints the line. If rank 0 is the one, rank 1 does, and the others leave a little later.

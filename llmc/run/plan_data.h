@@ -2,7 +2,7 @@
 The data of a plan: whether --data can be used, how much there is, and what packed documents leave of its
 sequences. Data that is not there yet is no error.
 
-Of a large data set so many sequences are read as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
+From a large data set it reads as many sequences as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
 checksums: at most 4,096 reads, of at most 64 MiB in all. Called by train.h for --dry-run; report.h prints it, and
 run.h takes attention over other documents off the model's FLOPs.
 */
@@ -22,7 +22,7 @@ typedef struct {
     DocumentCount documents; // of the sequences read
 } PlanData;
 
-// Of one sequence a batch; what is drawn in another order or shared by ranks is set by the caller.
+// Options that read one sequence a batch, in order and without other ranks; the caller sets what differs.
 static inline DataOptions data_options(const Config* c, int64_t seq_len) {
     const DataOptions options = {.seq_len = seq_len,
                                  .batch = 1,

@@ -8,7 +8,7 @@ of them:
     Run           a checkpoint, options completed from it, config,    run_configure
                   parameter table, batches, steps
 
-Of several ranks rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
+With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
 need not see its folder.
 
 Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and

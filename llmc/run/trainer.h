@@ -125,7 +125,7 @@ typedef struct {
     // of --eval. False: nothing is pruned. NULL: the trainer does not prune.
     bool (*pruning_counts)(Model* model, double* counts);
     // For --dump. Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is
-    // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's
+    // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. In the host's
     // numbers, float or double; logits may be NULL. Targets that do not count are part of the mean, with 0.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 

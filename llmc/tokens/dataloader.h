@@ -317,7 +317,7 @@ static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int*
 
 // Sets *changed to whether the file of an open shard is not as it was when it was verified. It then must have
 // the same header, and its blocks are verified again: a file is also touched, or replaced by a copy of it.
-// Fails if nothing can tell whether it has the same tokens. Of a shard without checksums only the time of its
+// Fails if nothing can tell whether it has the same tokens. In a shard without checksums only the time of its
 // content counts. Some network file systems forget its nanoseconds, which are 0 then.
 static inline bool dataloader_recheck(DataShard* shard, int fd, bool* changed, Error* err) {
     struct stat now;

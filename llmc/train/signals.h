@@ -29,7 +29,7 @@ static inline void run_on_signal(int signal_number) {
     run_interrupted = 1;
 }
 
-// Of several ranks, which often get a signal together, rank 0 answers.
+// Installs the handlers. Ranks often get a signal together; rank 0 answers.
 static inline void run_catch_signals(const World* world) {
     run_answers = world->rank == 0;
     signal(SIGINT, run_on_signal);

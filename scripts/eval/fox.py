@@ -3,7 +3,7 @@ What the scripts of this folder and ../prompt.py share besides ../common.py: the
 answers requests (--requests -), a checkpoint's tokenizer and recorded options. Standard library only, but for
 the `tokenizers` library, which reads a tokenizer.json.
 
-The trainer itself reads and writes text of bytes and of GPT-2's vocabulary. Of any other tokenizer the
+The trainer itself reads and writes text of bytes and of GPT-2's vocabulary. With any other tokenizer the
 scripts send token ids, and make text of those that come back.
 """
 import atexit

@@ -18,7 +18,7 @@ LongBench as the paper's code has it, also with `pip install jieba fuzzywuzzy ro
     scripts/eval/harness.py --init DIR --longbench --tasks longbench
 
 A prompt of over 15,500 tokens, end of text included, keeps half of them from its beginning and half from its
-end. Of an answer counts, in every task, the first line that is not empty: the model writes as many tokens as
+end. In every task the first line of an answer that is not empty counts: the model writes as many tokens as
 the task allows, line breaks that it begins with are removed, and the text is cut at the next one. Prompts are
 the paper's: the harness's differ from them by a line break in triviaqa and samsum (before the question), lcc
 and repobench-p (at the end). What still differs from the paper: arithmetic (bf16 in other kernels there), and

@@ -134,7 +134,7 @@ class Haystack:
 
 
 def make_sample(options, cell, haystack, tokenizer):
-    """Of a cell (length, depth, sample): its requests, generate and score of the answer, and their grade."""
+    """The requests of a cell (length, depth, sample), generate and score of the answer, and their grade."""
     length, depth, sample = cell
     rng = random.Random(f"{options.seed} {cell}")
     needle = make_needle(options.kind, rng)

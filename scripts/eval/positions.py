@@ -62,7 +62,7 @@ def means(lists):
 
 
 def standard_errors(results, curves, window):
-    """Of the mean of curves, one of each result: ([error], of sequences?, of seeds?). []: none is known."""
+    """Standard errors of the mean of curves, one a result: ([error], of sequences?, of seeds?). []: none is known."""
     known = [r["loss_error"] for r in results if r.get("loss_error_window") == window and r.get("loss_error")]
     of_sequences, of_seeds = len(known) == len(results), len(results) > 1
     squares = [0.0] * len(curves[0])

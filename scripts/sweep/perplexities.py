@@ -5,8 +5,8 @@ Prints the table of scripts/sweep/ablations.sh:
     scripts/sweep/perplexities.py OUT <<<"fox-pro 6.62 fox-pro,..."
 
 A line of standard input is a name, the paper's perplexity or -, and the model. Perplexity is e to the held-out loss at
-the end of training, of contexts as long as those in training: means over seeds, and their standard deviation. Of a
-row's learning rates the one that most seeds were trained at counts, of equal ones that with the lowest loss.
+the end of training, of contexts as long as those in training: means over seeds, and their standard deviation. The
+learning rate of a row that counts is the one with the most seeds and, among equals, the lowest loss.
 """
 import math
 import statistics

@@ -9,16 +9,16 @@ short ones where the list has binary packages of documentation (.deb).
 
 select keeps files of text by their suffix (SUFFIXES), in UTF-8, of 200 bytes to 1 MB, that are not mainly tables of
 numbers (an eighth of digits), have a fiftieth of non-ASCII bytes at most (translations), and lines of at most 120 bytes
-in the mean. Of a package it keeps folders, in the order of a hash of their paths, up to the number of megabytes that
-PACKAGES.txt gives. Then near-duplicates are removed. Of each file, every
-run of five lines that are not empty, spaces folded, has a hash, and a fourth of the hashes are the file's shingles. A
+in the mean. It keeps a package's folders, in the order of a hash of their paths, up to the number of megabytes that
+PACKAGES.txt gives. Then near-duplicates are removed. Every
+run of five lines of a file that are not empty, spaces folded, has a hash, and a fourth of the hashes are the file's shingles. A
 file is dropped if half of its shingles stand in files kept before; a file for training also if a tenth of them stand
 in held-out files, which are read first. What then remains of held-out shingles in the training text is counted.
 
-Of .deb packages each document is a file (doc_text.py makes its text), of 400 bytes to 64 KiB, in the order of a hash.
+In .deb packages each document is a file (doc_text.py makes its text), of 400 bytes to 64 KiB, in the order of a hash.
 
 shards of long documents encodes each package as one text, its files in order (data/text_to_shards --document folder), cuts it into
-documents of 65,536 tokens, and takes of each held-out package four documents at equal distances. Of short documents it
+documents of 65,536 tokens, and takes of each held-out package four documents at equal distances. From short documents it
 makes token streams, all packages mixed in the order of a hash; and `intact`: of each held-out package eight documents
 that fit into a row of 16,384 targets, each alone in its row, its last target the end-of-text token, the rest masked.
 Nothing depends on time, machine or the order of a folder. Writes FOLDER/select.json and PREFIX.json, which say what was

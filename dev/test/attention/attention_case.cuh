@@ -107,7 +107,7 @@ template <class T> static vector<double> suffix_sums(const vector<T>& dcum_logf,
     return sums;
 }
 
-// Of the worst head: root mean square error relative to the tensor, and to the error of plain bf16
+// Root mean square error of the worst head, relative to the tensor and to the error of plain bf16
 struct TensorError {
     double relative, times_plain;
 };

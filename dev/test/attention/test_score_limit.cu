@@ -101,7 +101,7 @@ struct Case {
     }
 };
 
-// Of head h of tokens first, .., end - 1 of [B, T]: the product of the largest norms, and the largest score
+// Product of the largest norms, and largest score, of head h over tokens first, .., end - 1 of [B, T]
 struct Scores {
     double norms, largest = 0; // over sqrt(dh)
     Scores(const Case& c, const vector<double>& q, const vector<double>& k, int64_t h, int64_t first,

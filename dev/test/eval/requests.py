@@ -31,7 +31,7 @@ def answers(requests, *options):
 
 
 def forward(tokens):
-    """Of tokens 1 on: log-probabilities given those before, and whether each is the likeliest."""
+    """Log-probabilities of tokens 1 on given those before, and whether each is the likeliest."""
     shard, dump, n = os.path.join(folder, "pass.bin"), os.path.join(folder, "pass.safetensors"), len(tokens) - 1
     cli_files.shard(shard, array.array("H", tokens))
     result = run(f"--data {shard} --dump {dump} --seq-len {n} --batch-tokens {n} --micro-batch 1".split())

@@ -77,7 +77,7 @@ sequences() {
     equals "" "$(find "$scratch" -name '*.tmp')"
 }
 
-# The last targets of every document behind shorter contexts: as in documents that begin there. Of 3 documents with 40
+# The last targets of every document behind shorter contexts: as in documents that begin there. The data has 3 documents with 40
 # tokens more than the sequences that are read, in batches that they do not fill.
 contexts() {
     local T=5200 C=1024

@@ -59,7 +59,7 @@ struct Written {
     }
 
     // Columns [first, first + columns) of the bytes are those of `want` [rows, columns], other columns are
-    // untouched, and amax is that of `want`. Of eight neighbours all are NaN or none is.
+    // untouched, and amax is that of `want`. Eight neighbours are all NaN, or none is.
     void check(const char* name, const vector<bf16>& want, int64_t first = 0) const {
         const vector<uint8_t> got = bytes.host();
         const float by = scale.host()[0].scale;

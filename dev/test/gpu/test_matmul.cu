@@ -6,8 +6,8 @@ The three GEMMs of a linear layer, against double on the CPU, at the model's sha
 #include "../../../llmc/cuda/matmul.cuh"
 #include "buffers.cuh"
 
-// Of float outputs, 2 to 3 times what an H100 showed. Tensor cores truncate what they add, so that the error
-// grows with the number of terms: up to 3584, and 43000.
+// Limits of float outputs' errors, 2 to 3 times what an H100 showed. Tensor cores truncate what they add, so the
+// error grows with the number of terms: up to 3584, and 43000.
 static const double FLOAT_LIMIT = 1e-5, LONG_SUM_LIMIT = 6e-5;
 
 template <class T>

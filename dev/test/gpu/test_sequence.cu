@@ -22,8 +22,8 @@ queue of its own.
 
 typedef std::vector<float> Floats;
 
-// Of ||shared - alone|| / ||alone||, of losses and of a tensor's gradient: both are the same function in bf16,
-// rounded in another order. That of a gradient is relative to at least 1% of the whole model's.
+// Limits of ||shared - alone|| / ||alone||, for losses and for a tensor's gradient: both compute the same function in
+// bf16, rounded in another order. A gradient's error is relative to at least 1% of the whole model's norm.
 #define LOSS_LIMIT     8e-3
 #define GRADIENT_LIMIT 5e-2
 

@@ -78,7 +78,7 @@ def greedy(folder, prompt, tokens):
 
 @torch.no_grad()
 def log_likelihood(model, context, text):
-    """Of the bytes of a text after end of text and a context."""
+    """Log-likelihood of the bytes of a text after end of text and a context."""
     ids = torch.tensor([[END_OF_TEXT, *context.encode(), *text.encode()]])
     log_p = model(ids[:, :-1], use_cache=False).logits[0].log_softmax(dim=-1)
     return log_p.gather(1, ids[0, 1:, None])[-len(text):].sum().item()

@@ -121,8 +121,8 @@ static inline void fake_nccl_max(ncclComm_t c, size_t bytes) {
     }
 }
 
-// Of the pieces of `bytes` that fit into a slot: all ranks get the sum or maximum, or rank `only`; type bf16: each rank's own bytes,
-// `bytes` apart.
+// Exchanges `bytes` in pieces that fit into a slot: all ranks, or rank `only`, get the sum or maximum; with type bf16
+// they get each rank's own bytes, `bytes` apart.
 static inline ncclResult_t fake_nccl_collective(ncclComm_t c, const char* in, char* out, size_t bytes,
                                                 ncclDataType_t type, int only, cudaStream_t stream) {
     bool ok = cudaStreamSynchronize(stream) == cudaSuccess;

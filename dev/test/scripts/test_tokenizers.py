@@ -131,7 +131,7 @@ class TestIds(Case):
                     self.check(AutoTokenizer.from_pretrained(place, trust_remote_code=False), folder, card, want)
 
     def check(self, tokenizer, folder, card, want):
-        """Of transformers' tokenizer and the line of the model card with the ids of a prompt."""
+        """Checks transformers' tokenizer, and the model card's line with the ids of a prompt."""
         def as_text(text):  # names of special tokens are text
             return tokenizer(text, split_special_tokens=True)
         generation = json.loads((folder / "generation_config.json").read_text())

@@ -3,7 +3,7 @@
 Stands in for a trainer in tests of scripts/eval/tasks, as fake_requests.py does. DIR/config.json says with
 "answers" what it answers:
 
-    right   what a perfect reader of the prompt writes; log-probability 0 of that, else -100. Of ids that are no
+    right   what a perfect reader of the prompt writes; log-probability 0 of that, else -100. For ids that are no
             prompt of text, what fake_requests.py answers, which copies
     stale   of keys.py's text, the value that the key had first
     none    nothing; every token has the same probability

@@ -51,7 +51,7 @@ class TestRecall(Case):
             self.assertTrue((ids[:, :-1][counts[:, 1:]] < 128).all())
 
     def test_gaps_of_mqar(self):
-        """Of one pair p(gap) ~ gap^-0.99; first ones are drawn first."""
+        """With one pair p(gap) ~ gap^-0.99; a gap drawn earlier is shorter on average."""
         ids, counts = recall.mqar(rng(2), 20000, 20, (1, 1))
         gap = counts.argmax(1) // 2 - 1
         weights = [g ** -0.99 for g in range(1, 10)]

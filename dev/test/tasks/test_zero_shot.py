@@ -110,7 +110,7 @@ class TestZeroShot(TaskCase):
         self.assertEqual([(m["percent"], m["rise"]) for m in found["corrupted", "none"]], [(0, 0), (8, 0), (32, 0)])
 
     def test_rise_is_of_the_same_text(self):
-        """Of periodic text, which the model copies as long as it finds a whole period."""
+        """The text is periodic, and the model copies it as long as it finds a whole period."""
         write_shard(self.tmp / "period.bin", list(range(128, 168)) * 100)
         arguments = ["corrupted", "--data", self.tmp / "period.bin", "--lengths", 200, "--targets", 20, "--shares", "100",
                      "--samples", 3]

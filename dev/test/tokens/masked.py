@@ -73,7 +73,7 @@ def read_dump(path):
 
 
 def parts(whole, *others):
-    """Of n targets with the mean gradient g: the sum n g is that of its parts."""
+    """With n targets and the mean gradient g, a batch's n g is the sum of its parts' n g."""
     sums = []
     for path in (whole, *others):
         loss, _, gradients = read_dump(path)

@@ -51,7 +51,7 @@ static void test_checksums(void) {
     CHECK(print_of("summed_train_*.bin", T) != print, "the checksums do not count");
 }
 
-// Of the same ids a mask counts, even one of nothing.
+// A mask changes the fingerprint of the same ids, even one that masks nothing.
 static void test_mask(void) {
     write_file("ids.bin", 20240520, 2, 2 * T + 1, 0, 0, 2 * T + 1);
     write_file("masked.bin", 20240520, 3, 2 * T + 1, 0, 0, 2 * T + 1);

@@ -152,7 +152,7 @@ __device__ static inline void delta_load_beta(float* to, const float* beta, cons
 struct DeltaWalls {
     unsigned long long mask;
 
-    // Of the chunk that begins with token `first` of sequence b. Called by all lanes of a warp.
+    // The walls of the chunk that begins with token `first` of sequence b. Called by all lanes of a warp.
     template <bool DOCS>
     __device__ static DeltaWalls of(const int32_t* doc_start, int64_t b, int64_t T, int first) {
         unsigned halves[2] = {};
@@ -169,7 +169,7 @@ struct DeltaWalls {
     __device__ int first() const { return mask ? __ffsll((long long)mask) - 1 : DELTA_CHUNK; }
     // Tokens from this one on are in the document that S1 is of.
     __device__ int last() const { return mask ? 63 - __clzll((long long)mask) : 0; }
-    // Of token i's document: its first token in the chunk, and the one behind its last.
+    // First token in the chunk of token i's document, and the token behind its last one.
     __device__ int begin(int i) const {
         unsigned long long here = mask & (~0ull >> (63 - i));
         return here ? 63 - __clzll((long long)here) : 0;

@@ -127,7 +127,7 @@ __device__ static inline bool channel_is_wall(unsigned walls, int n, int e) {
     return walls >> (n * 8 + (int)threadIdx.x % 4 * 2 + e % 2) & 1;
 }
 
-// Of a tile. Tokens from `count` on, of the tile, change nothing: f = 1, k = 0.
+// f and k of a tile. The tile's tokens from `count` on leave the state unchanged: f = 1, k = 0.
 __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], const uint32_t (&raw)[4],
                                             const float (&bound)[2], int count) {
     int token = (int)threadIdx.x % 4 * 2;
@@ -164,7 +164,7 @@ __device__ static inline void channel_query(float (&q)[2][4], const uint32_t (&r
     channel_query(q, slope, raw, scale);
 }
 
-// Of the lane's channels, of a warp of the 16 from `channel` of the head on
+// Loads the lower bounds of the lane's two channels; the warp has the head's 16 channels from `channel` on.
 __device__ static inline void channel_bounds(float (&bound)[2], const ChannelWork& w, const ChannelBlock& b,
                                              int channel) {
     channel += b.column + (int)threadIdx.x % 32 / 4;

@@ -109,7 +109,7 @@ template <bool TRANSPOSED> struct DecayFactors {
             for (int half = 0; half < 2; half++) e[r + half] = make_float2(row[half] * f.x, row[half] * f.y);
         }
     }
-    // Of the block on the diagonal; 0 above the diagonal (TRANSPOSED below it)
+    // e = decays of the block on the diagonal; 0 above the diagonal (TRANSPOSED: below it)
     __device__ void load_diagonal(float2 (&e)[4]) const {
 #pragma unroll
         for (int r = 0; r < 4; r++) {

@@ -77,7 +77,7 @@ struct ConvSource {
     bool active, stepped; // the channels exist; in dout too
 };
 
-// Of the tile from row on, token t of its sequence, of a warp's channels from c on.
+// Where the thread reads, of the tile from row `row` on, token t of its sequence, a warp's channels from c on
 __device__ static inline ConvSource conv_source(const bf16* dy, const bf16* x, const Conv& s, int64_t row,
                                                 int t, int c) {
     int lane = (int)threadIdx.x, token = lane / 16;
@@ -123,8 +123,8 @@ struct ConvStep {
 
 __device__ static inline int conv_step_token(void) { return (int)threadIdx.x / 2 % CONV_BACKWARD_TILE; }
 
-// Of the tile from row on, of which `left` tokens exist. DOCS: the decay of a document's first token, number t of
-// its sequence, is 0 whatever its step.
+// Loads the steps of the tile that begins with row `row`, token t of its sequence, and has `left` tokens. DOCS: the
+// decay of a document's first token is 0 whatever its step.
 template <bool DOCS>
 __device__ static inline ConvStep conv_load_step(const Conv& s, const ConvChannels& k, int64_t row, int left,
                                                  int t) {

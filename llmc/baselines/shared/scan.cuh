@@ -65,7 +65,7 @@ struct ScanArena {
         return p;
     }
 };
-// Of Scan.saved and Scan.scratch
+// Arenas over Scan.saved and Scan.scratch
 struct ScanMemory {
     ScanArena saved, scratch;
 };

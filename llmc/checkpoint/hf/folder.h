@@ -12,7 +12,7 @@ model.safetensors:
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
     AutoTokenizer.from_pretrained(FOLDER)
 
-Of these files the trainer reads only the tokenizer again, so people may edit them: they have no checksums.
+The trainer reads only the tokenizer of these files again. They have no checksums, so people may edit them.
 Called on rank 0, by write.h.
 */
 #pragma once

@@ -125,8 +125,8 @@ class RecurrentCache(FoxCache):
 
 def document_masks(documents, length, chunk):
     """
-    Of each chunk of the last tokens, with documents [B, past + T]: which of its tokens are of one document
-    [B, 1, C, C], which of that of the token before the chunk, and which of that of its last token [B, 1, C, 1].
+    Yields for each chunk of the last tokens, given documents [B, past + T]: which of its tokens share a document
+    [B, 1, C, C]; which share that of the token before the chunk, and which that of its last token [B, 1, C, 1].
     """
     numbers = F.pad(documents, (1, 0), value=-1)[:, None, -length - 1:]
     for start in range(0, length, chunk):

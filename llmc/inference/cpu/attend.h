@@ -6,8 +6,8 @@ that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. E
 page by page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows
 of the pass nor on how the sequence was cut into passes.
 
-Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). Of query i's weight the
-keys up to the end e of a page have at most
+Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). The
+keys up to the end e of a page have at most this share of query i's weight:
 
     exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
 

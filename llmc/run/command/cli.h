@@ -148,7 +148,7 @@ static inline bool cli_fail_unknown(const CliRow* rows, int num_rows, const char
 
 // Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
-// Of an option that is given twice the last value counts, so that a script can append its arguments to its
+// If an option is given twice the last value counts, so that a script can append its arguments to its
 // own options. given: NULL, or array of num_rows flags, set for the options that were given.
 //
 // num_arguments: arguments that are not options, such as file names, are moved to argv[1 .. *num_arguments]

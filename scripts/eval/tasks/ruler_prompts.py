@@ -1,6 +1,6 @@
 """
 Prompts of RULER (https://arxiv.org/abs/2404.06654): the eleven tasks that need no downloads, in the words of the
-tasks `ruler` of lm-evaluation-harness 0.4.13. Of the same words, numbers and places both make the same prompts
+tasks `ruler` of lm-evaluation-harness 0.4.13. From the same words, numbers and places both make the same prompts
 (dev/test/tasks/test_ruler.py). Every task is a function of a size, such as lines of haystack, and of Draws.
 
     niah_single_1      a needle among equal lines        niah_multikey_1   four keys, one is asked for, in text
