@@ -45,7 +45,7 @@ from positions import means  # noqa: E402
 
 # Options that do not change what is learnt.
 SILENT = set("""seed save-every keep log-every val-every eval-every eval-requests sample-every vocab generate
-    prompt temperature top-k top-p min-p samples stop forget-by-seen recompute""".split())
+    prompt temperature top-k top-p min-p samples stop recompute""".split())
 # Those of the others that a resumed run may change and is still the same run; data as long as its
 # fingerprint is the same.
 FREE = set("data val-data val-tokens micro-batch deterministic attention".split())

@@ -3,7 +3,7 @@
 What a cache that forgets saves in decoding: bytes held and tokens/s of --requests, with and without forgetting.
 
     dev/cuda/bench_forgetting.py [--trainer ./train_foxcu] --init DIR --data GLOB [--lengths 16384,65536]
-        [--tokens 1024] [--sequences 1] [--forget-by-seen]
+        [--tokens 1024] [--sequences 1]
 
 For each length the first so many tokens of --sequences documents or windows of the shards are prompts of
 `generate` requests to one process. Decoding is the time of --tokens tokens beyond that of one token, so that the
@@ -92,7 +92,6 @@ def main():
     parser.add_argument("--lengths", default="16384,65536")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--forget-by-seen", action="store_true")
     options = parser.parse_args()
     print("  context  sequences  forgets  MiB held  MiB forgotten  prompt s  tokens decoded  tokens/s")
     for length in map(int, options.lengths.split(",")):
@@ -100,7 +99,6 @@ def main():
         for forgets in False, True:
             command = [options.trainer, "--init", options.init, "--seq-len", str(length + options.tokens + 1)]
             command += [] if forgets else ["--set", "log_pruning_tolerance=null"]
-            command += ["--forget-by-seen"] if forgets and options.forget_by_seen else []
             prompt, decoded, seconds, held, forgotten = run(command, texts, options.tokens)
             rate = f"{decoded / seconds:10.0f}" if seconds > 0 else f"{'-':>10}"
             print(f"{length:9d} {options.sequences:10d} {'yes' if forgets else 'no':>8} {held:9.1f} {forgotten:14.1f} "

@@ -49,8 +49,7 @@ static inline CacheSizes eval_cache_sizes(const Run* run, int64_t longest) {
                     .capacity = longest,
                     .rows = GENERATE_ROWS,
                     .outputs = GENERATE_ROWS,
-                    .drops = true,
-                    .drops_unseen = run->options.forget_by_seen};
+                    .drops = true};
     s.pages = s.slots * engine_heads(&run->config) * cache_table_width(&s);
     return s;
 }

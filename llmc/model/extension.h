@@ -31,13 +31,12 @@ typedef struct Cache Cache;
 
 // What a cache has room for.
 typedef struct {
-    int64_t slots;     // sequences held at a time
-    int64_t capacity;  // tokens of a sequence, at most
-    int64_t pages;     // in the pool
-    int64_t rows;      // tokens of a pass, at most
-    int64_t outputs;   // rows of a pass whose outputs are wanted, at most
-    bool drops;        // forgotten pages are counted; false: every key stays
-    bool drops_unseen; // also without QK norm, with the largest scores seen so far as the bound
+    int64_t slots;    // sequences held at a time
+    int64_t capacity; // tokens of a sequence, at most
+    int64_t pages;    // in the pool
+    int64_t rows;     // tokens of a pass, at most
+    int64_t outputs;  // rows of a pass whose outputs are wanted, at most
+    bool drops;       // forgotten pages are counted; false: every key stays
 } CacheSizes;
 
 // Entries of a head's row in the page table.

@@ -302,7 +302,6 @@ static inline bool generation_run(Generation* g, const Run* run, const Trainer* 
     const int64_t n = sample_tokens(run);
     CacheSizes sizes = sample_sizes(engine_heads(&run->config), g->count, ids->count, n,
                                     run->mode == RUN_GENERATE ? trainer->pass_tokens : GENERATE_ROWS);
-    sizes.drops_unseen = run->options.forget_by_seen;
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
     if (!engine_open(&engine, trainer, model, &run->config, &sizes, run->world)) return false;

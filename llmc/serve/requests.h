@@ -523,7 +523,6 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     const int64_t T = r->run->options.seq_len;
     CacheSizes sizes = engine_sizes(trainer, trainer->suggested_tokens / 64, T);
     sizes.drops = true;
-    sizes.drops_unseen = r->run->options.forget_by_seen;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;;) {
         sizes.pages = sizes.slots * engine_heads(config) * cache_table_width(&sizes);

@@ -23,11 +23,11 @@ typedef struct {
     int32_t *copies, *first;
 } Cached;
 
-static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool drops, bool drops_unseen) {
+static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool drops) {
     Cached c;
     memset(&c, 0, sizeof c);
     int64_t heads = engine_heads(&model->config);
-    CacheSizes sizes = {slots, capacity, 0, slots * capacity, slots * capacity, drops, drops_unseen};
+    CacheSizes sizes = {slots, capacity, 0, slots * capacity, slots * capacity, drops};
     sizes.pages = slots * heads * cache_table_width(&sizes);
     c.model = model, c.sizes = sizes;
     c.cache = cache_new(model, &sizes);

@@ -40,7 +40,7 @@ static void texts_free(Texts* t) {
 static void read_alone(Model* model, Texts* t, int64_t step) {
     for (int32_t i = 0; i < TEXTS; i++) {
         int32_t slot = 0;
-        Cached c = cached_new(model, 1, t->counts[i], false, false);
+        Cached c = cached_new(model, 1, t->counts[i], false);
         for (int64_t at = 0, n; at < t->counts[i]; at += n) {
             n = min64(step, t->counts[i] - at);
             cached_pass(&c, 1, &slot, &n, &t->tokens[i], &t->scores[i], &t->logits[i]);
@@ -51,7 +51,7 @@ static void read_alone(Model* model, Texts* t, int64_t step) {
 
 // Reads all texts together, in random chunks, which begin at different passes.
 static void read_together(Model* model, Texts* t, uint64_t seed) {
-    Cached c = cached_new(model, TEXTS + 1, t->counts[0], false, false);
+    Cached c = cached_new(model, TEXTS + 1, t->counts[0], false);
     for (uint64_t pass = 0;; pass++) {
         int32_t slots[TEXTS], *tokens[TEXTS];
         int64_t counts[TEXTS], n = 0;
@@ -135,7 +135,7 @@ static void check_forks(const char* name) {
             memcpy(forked.tokens[i], forked.tokens[i - 1], (size_t)(at * i) * sizeof(int32_t));
         }
         read_alone(&model, &alone, 50);
-        Cached c = cached_new(&model, TEXTS, counts[0], false, false);
+        Cached c = cached_new(&model, TEXTS, counts[0], false);
         for (int32_t i = 0, from = 0; i < TEXTS; i++) { // text i + 1 leaves text i at its token at (i + 1)
             int64_t n = min64(at * (i + 1), counts[i]) - c.lengths[i];
             int32_t next = i + 1;
@@ -165,8 +165,8 @@ static void check_forks(const char* name) {
 }
 
 // With strong gates: log-probabilities with and without forgetting, and how many pages are left. forgets:
-// pages are given back; else they are only skipped.
-static void check_forgetting(const char* name, bool unseen, bool forgets) {
+// pages are given back; else all stay.
+static void check_forgetting(const char* name, bool forgets) {
     const int64_t T = 900;
     Model model = variant_model(name, 1, 4);
     int64_t L = model.config.num_hidden_layers, heads = L * model.config.num_heads;
@@ -179,7 +179,7 @@ static void check_forgetting(const char* name, bool unseen, bool forgets) {
     float* logits = (float*)xcalloc((size_t)(T * model.config.vocab_size), sizeof(float));
     double worst = 0;
     for (int run = 0; run < 3; run++) { // all kept, forgotten, forgotten in other chunks
-        Cached c = cached_new(&model, 1, T, run > 0, unseen);
+        Cached c = cached_new(&model, 1, T, run > 0);
         scores[run] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
         for (int64_t at = 0, n; at < T; at += n) {
             n = min64(run == 2 ? 1 : 37, T - at);
@@ -223,7 +223,7 @@ static double check_long(const char* name, int64_t T, bool drops) {
     RowScore* scores[2];
     float* logits[2];
     double worst = 0;
-    Cached c = cached_new(&model, 2, T, drops, false);
+    Cached c = cached_new(&model, 2, T, drops);
     for (int s = 0; s < 2; s++) {
         scores[s] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
         logits[s] = (float*)xcalloc((size_t)(T * V), sizeof(float));
@@ -281,7 +281,7 @@ static void check_window(const char* name, int64_t W) {
     float* logits[3];
     CHECK(model.config.window_size == W, "%s: a window of %lld", name, (long long)model.config.window_size);
     for (int run = 0; run < 3; run++) { // all kept, forgotten, forgotten in other chunks
-        Cached c = cached_new(&model, 1, T, run > 0, false);
+        Cached c = cached_new(&model, 1, T, run > 0);
         scores[run] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
         logits[run] = (float*)xcalloc((size_t)(T * V), sizeof(float));
         for (int64_t at = 0, n; at < T; at += n) {
@@ -386,10 +386,9 @@ int main(void) {
     omp_set_num_threads(1);
     check_forks("fox-pro");
     check_forks("transformer-llama");
-    check_forgetting("fox-pro hidden_size=32", false, true);
-    check_forgetting("fox-pro hidden_size=32 use_rope=true", false, true);
-    check_forgetting("fox-pro hidden_size=32 qk_norm=false", false, false);
-    check_forgetting("fox-pro hidden_size=32 qk_norm=false", true, true);
+    check_forgetting("fox-pro hidden_size=32", true);
+    check_forgetting("fox-pro hidden_size=32 use_rope=true", true);
+    check_forgetting("fox-pro hidden_size=32 qk_norm=false", false);
     check_window("transformer-swa", 64);
     check_window("transformer-swa window_size=1", 1);
     check_window("transformer-llama window_size=129", 129);

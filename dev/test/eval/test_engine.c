@@ -89,7 +89,7 @@ static void check_together(const char* name) {
     Model model = variant_model(name, 1, 4);
     int64_t heads = engine_heads(&model.config);
     Sequence* alone = mixed_sequences(&model, COUNT);
-    const CacheSizes one = {1, 128, 0, 128, 128, false, false};
+    const CacheSizes one = {1, 128, 0, 128, 128, false};
     Engine g = engine_of(&model, &one);
     ended = 0;
     for (int64_t i = 0; i < COUNT; i++) {
@@ -106,8 +106,7 @@ static void check_together(const char* name) {
     int64_t put_back = 0;
     for (size_t r = 0; r < sizeof runs / sizeof runs[0]; r++) {
         Sequence *all = mixed_sequences(&model, COUNT), *order[COUNT];
-        const CacheSizes sizes = {runs[r].slots, 128,  runs[r].pages * heads, runs[r].rows, COUNT,
-                                  false,         false};
+        const CacheSizes sizes = {runs[r].slots, 128, runs[r].pages * heads, runs[r].rows, COUNT, false};
         char what[128];
         snprintf(what, sizeof what, "%s: %lld slots, %lld rows, %lld pages", name, (long long)runs[r].slots,
                  (long long)runs[r].rows, (long long)runs[r].pages);
@@ -153,7 +152,7 @@ static void check_shared(void) {
         all_tokens += s->tokens.count - 1;
         free(tokens), free(own);
     }
-    const CacheSizes sizes = {16, 128, 16 * 2 * heads, 256, COUNT, false, false};
+    const CacheSizes sizes = {16, 128, 16 * 2 * heads, 256, COUNT, false};
     Engine g = engine_of(&model, &sizes);
     ended = 0;
     engine_add(&g, order, COUNT);
@@ -179,8 +178,7 @@ static void check_greedy(const char* name, int64_t generated) {
     int64_t V = model.config.vocab_size;
     int32_t* prompt = random_tokens(&model, T, 0);
     Sequence all[COUNT], *order[COUNT];
-    const CacheSizes sizes = {COUNT, T,    COUNT * pages_of(T) * engine_heads(&model.config), 16, COUNT,
-                              true,  false};
+    const CacheSizes sizes = {COUNT, T, COUNT * pages_of(T) * engine_heads(&model.config), 16, COUNT, true};
     Engine g = engine_of(&model, &sizes);
     g.end_of_text = -1; // never drawn
     memset(all, 0, sizeof all);
@@ -224,7 +222,7 @@ static void check_forgetting(void) {
     for (int64_t l = 0; l < L; l++) model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset] = -1;
     double logprob[2];
     for (int drops = 0; drops < 2; drops++) {
-        const CacheSizes sizes = {2, T, 0, 100, 2, drops == 1, false};
+        const CacheSizes sizes = {2, T, 0, 100, 2, drops == 1};
         Engine g = engine_of(&model, &sizes);
         int32_t* tokens = random_tokens(&model, T, 0);
         Sequence s, *order = &s;
@@ -246,10 +244,10 @@ static void check_forgetting(void) {
 
 // A slot in which a sequence has forgotten pages, and then short ones: these have the bits that they have in
 // a new cache.
-static void check_reused(const char* name, bool drops_unseen) {
+static void check_reused(const char* name) {
     enum { T = 600, SHORT = 3 };
     Model model = variant_model(name, 1, 4);
-    const CacheSizes sizes = {1, T, 0, 100, 2, true, drops_unseen};
+    const CacheSizes sizes = {1, T, 0, 100, 2, true};
     Sequence all[2][SHORT];
     for (int64_t l = 0; l < model.config.num_hidden_layers && config_has_gate(&model.config); l++)
         model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset] = -1;
@@ -288,7 +286,7 @@ static void check_window(void) {
     int64_t L = model.config.num_hidden_layers, window = model.config.window_size;
     double logprob[2];
     for (int drops = 0; drops < 2; drops++) {
-        const CacheSizes sizes = {2, T, 0, ROWS, 2, drops == 1, false};
+        const CacheSizes sizes = {2, T, 0, ROWS, 2, drops == 1};
         Engine g = engine_of(&model, &sizes);
         int32_t* tokens = random_tokens(&model, T, 0);
         Sequence s, *order = &s;
@@ -312,7 +310,7 @@ static void check_window(void) {
 static void check_not_finite(void) {
     Model model = variant_model("fox-pro", 1, 4);
     model.params[params_find(&model.table, P_NORM, 0)->offset] = NAN;
-    const CacheSizes sizes = {2, 64, 0, 16, 4, false, false};
+    const CacheSizes sizes = {2, 64, 0, 16, 4, false};
     Engine g = engine_of(&model, &sizes);
     Sequence all[2], *order[2] = {&all[0], &all[1]};
     memset(all, 0, sizeof all);
@@ -409,10 +407,10 @@ int main(void) {
     check_greedy("transformer-swa", 400);
     check_greedy("fox-pro window_size=30", 200);
     check_forgetting();
-    check_reused("fox-pro num_heads=1", false);
-    check_reused("fox-llama num_heads=1", true);
-    check_reused("transformer-swa", false);
-    check_reused("hgrn2", false);
+    check_reused("fox-pro num_heads=1");
+    check_reused("fox-pro num_heads=1 use_rope=true");
+    check_reused("transformer-swa");
+    check_reused("hgrn2");
     check_window();
     check_not_finite();
     check_memory("fox-pro");

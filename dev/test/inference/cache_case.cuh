@@ -55,12 +55,12 @@ struct Cache {
     Drawn<float> bias;
 
     Cache(const Model& model, int64_t slots, int64_t capacity, int64_t rows, bool drops,
-          uint64_t weights_seed, bool drops_unseen = true)
+          uint64_t weights_seed)
         : m(model), heads(model.NH), width(ceil_div<int64_t>(capacity, PAGE_TOKENS)),
           table((size_t)(slots * heads * width), -1), lengths((size_t)slots),
           q_weight(weights(model.d(), 0.1, 1, weights_seed)),
           k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
-        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, drops_unseen};
+        sizes = {slots, capacity, slots * heads * width, rows, slots, drops};
         CacheModel sizes_of = {1,      m.NH,  m.dh,          m.gate != NO_GATE, m.pro,
                                m.rope, m.pro, LOG_TOLERANCE, m.window};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);

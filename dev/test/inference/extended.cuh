@@ -32,7 +32,7 @@ static std::vector<int32_t> continued(Cache* cache, const std::vector<int32_t>& 
 static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
     int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
     int64_t heads = engine_heads(&model->config);
-    CacheSizes sizes = {n, (int64_t)1 << 40, 1, n * t, n, false, false};
+    CacheSizes sizes = {n, (int64_t)1 << 40, 1, n * t, n, false};
     CHECK(!cache_new(model, &sizes), "%s: a cache without memory for it", e->name);
     sizes.capacity = std::max(steps * t, e->T) + 32, sizes.rows = std::max(n * t, e->T);
     sizes.pages = n * heads * cache_table_width(&sizes);
@@ -89,7 +89,7 @@ static void check_fork(Model* model, const Expected* e) {
     enum { SHARED = 7, MORE = 5 };
     if (engine_heads(&model->config) > 0 || e->T < SHARED + MORE) return;
     int64_t V = model->config.vocab_size;
-    CacheSizes sizes = {2, e->T, 0, e->T, 2, false, false};
+    CacheSizes sizes = {2, e->T, 0, e->T, 2, false};
     Cache* cache = cache_new(model, &sizes);
     Floats logits((size_t)(2 * V));
     std::vector<double> expected;

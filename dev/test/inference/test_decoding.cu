@@ -1,7 +1,7 @@
 /*
 The GPU trainer's passes over a cache against its forward pass, from 1 to 65,536 tokens: a prompt in chunks
 that are multiples of nothing, then decoding token by token beside a second sequence, as a CUDA graph, with
-what the gates forget dropped or skipped.
+what the gates forget dropped.
 
 The error of logits is ||extended - forward|| / ||forward||: both are the same function in bf16, rounded in
 another order.
@@ -63,9 +63,9 @@ struct Decoder {
     std::vector<int64_t> lengths = {0, 0};
     Floats got, want;
 
-    Decoder(Model* of, const int32_t* text, int64_t T, bool drops, bool unseen) : model(of), tokens(text) {
+    Decoder(Model* of, const int32_t* text, int64_t T, bool drops) : model(of), tokens(text) {
         int64_t heads = engine_heads(&model->config), rows = std::min<int64_t>(T, 4001) + 1;
-        sizes = {2, T, 0, rows, 16, drops, unseen};
+        sizes = {2, T, 0, rows, 16, drops};
         sizes.pages = 2 * heads * cache_table_width(&sizes);
         cache = cache_new(model, &sizes);
         CHECK(cache, "a cache of %lld tokens", (long long)T);
@@ -144,7 +144,7 @@ struct Decoder {
 static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Floats& expected,
                         const char* where) {
     size_t V = (size_t)both->model->config.vocab_size, steps = (size_t)(T - prompt), different = 0;
-    Decoder alone(both->model, both->tokens, T, both->sizes.drops, both->sizes.drops_unseen);
+    Decoder alone(both->model, both->tokens, T, both->sizes.drops);
     alone.read(prompt, expected);
     while (alone.lengths[0] < T) alone.pass({1, 0}, expected);
     for (size_t i = 1; i <= steps; i++) {
@@ -158,7 +158,7 @@ static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Fl
 // Sequences without a prompt in the slots of longer ones, which have ended: alone, and then two together. The
 // bits of slots that were never used.
 static void check_reused(Decoder* used, int64_t T, const Floats& expected, const char* where) {
-    Decoder fresh(used->model, used->tokens, T, used->sizes.drops, used->sizes.drops_unseen);
+    Decoder fresh(used->model, used->tokens, T, used->sizes.drops);
     used->end();
     for (int64_t n = 0; n < std::min<int64_t>(T, REUSED); n++)
         for (Decoder* d : {used, &fresh}) d->pass({1, n >= REUSED / 2}, expected);
@@ -167,18 +167,17 @@ static void check_reused(Decoder* used, int64_t T, const Floats& expected, const
 }
 
 // dropped: the least share of pages that are given back.
-static void check_decoding(const char* spec, int64_t T, bool drops, bool unseen, double dropped) {
+static void check_decoding(const char* spec, int64_t T, bool drops, double dropped) {
     cpu::Model start = cpu::variant_model(spec, 1, 1);
     int32_t* tokens = cpu::random_tokens(&start, T, 0);
     Model model = model_of(start, T);
     Floats expected = forward_logits(&model, tokens);
-    Decoder d(&model, tokens, T, drops, unseen);
+    Decoder d(&model, tokens, T, drops);
     int64_t prompt = T > DECODED ? T - DECODED : 0;
     d.read(prompt, expected);
     while (d.lengths[0] < T) d.pass({1, 1}, expected);
     char where[160];
-    snprintf(where, sizeof where, "%s, %lld tokens%s%s", spec, (long long)T, drops ? ", dropping" : "",
-             unseen ? " by seen" : "");
+    snprintf(where, sizeof where, "%s, %lld tokens%s", spec, (long long)T, drops ? ", dropping" : "");
     check_alone(&d, T, prompt, expected, where);
     double error = d.error(), share = (double)d.pages.forgotten / (double)d.pages.most_held;
     CHECK(error <= LOGITS_LIMIT, "%s: logits are off by %.2e", where, error);
@@ -259,16 +258,16 @@ int main(int argc, char** argv) {
     device_open(0);
     for (int64_t T : lengths) {
         if (argc > 1 && (quick ? T > 63 : atoll(argv[1]) != T)) continue;
-        check_decoding("fox-pro hidden_size=128 intermediate_size=72", T, true, false, 0.2);
-        check_decoding("fox-pro hidden_size=256 intermediate_size=72", T, false, false, 0);
-        check_decoding("fox-pro hidden_size=128 intermediate_size=72 use_rope=true", T, true, false, 0.2);
-        check_decoding("fox-llama hidden_size=128 intermediate_size=72", T, true, false, 0);
-        check_decoding("fox-llama hidden_size=256 intermediate_size=72", T, true, true, 0.2);
-        check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, false, 0);
-        check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, false, 0);
+        check_decoding("fox-pro hidden_size=128 intermediate_size=72", T, true, 0.2);
+        check_decoding("fox-pro hidden_size=256 intermediate_size=72", T, false, 0);
+        check_decoding("fox-pro hidden_size=128 intermediate_size=72 use_rope=true", T, true, 0.2);
+        check_decoding("fox-llama hidden_size=128 intermediate_size=72", T, true, 0);
+        check_decoding("fox-llama hidden_size=256 intermediate_size=72", T, true, 0);
+        check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, 0);
+        check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, 0);
     }
     if (argc < 2 || atoll(argv[1]) == 1000) // a block has two splits of a head
-        check_decoding("fox-pro hidden_size=1152 num_heads=18 intermediate_size=72", 1000, true, false, 0.1);
+        check_decoding("fox-pro hidden_size=1152 num_heads=18 intermediate_size=72", 1000, true, 0.1);
     check_visit("fox-pro hidden_size=128 intermediate_size=72", 300);
     check_visit("transformer-llama hidden_size=256 intermediate_size=72", 129);
     printf("worst error of logits: %.2e, limit %.2e: %s\n", worst, LOGITS_LIMIT, worst_where);

@@ -14,10 +14,7 @@ keys up to the end e of a page have at most this share of query i's weight:
 which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
 forgotten for good: what is left has all but eps of each row's weight. That holds in a window too: both sums
 lose the same terms, and the quotient falls. Pages that have left the window are forgotten as well. U follows
-from the weights of a QK norm. Without one, pages can only be skipped for the query at hand: with its own key
-alone in place of the sum over j <= i, of its weight the keys up to e have at most
-
-    exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_j exp(-c_j), j <= e
+from the weights of a QK norm; without one there is no U for queries to come, and gates forget nothing.
 
 Called by cache.h.
 */
@@ -30,9 +27,8 @@ Called by cache.h.
 // What a head has added up over its tokens so far.
 typedef struct {
     double cum_logf;
-    double weight;       // ln of the sum of exp(-cum_logf)
-    double q_max, k_max; // largest norms
-    int64_t forgotten;   // pages at its beginning
+    double weight;     // ln of the sum of exp(-cum_logf)
+    int64_t forgotten; // pages at its beginning
 } HeadSums;
 
 // The pages of all heads, and what one head's queries read of them.
@@ -49,8 +45,8 @@ typedef struct {
 
 // How a head finds the pages that it can forget.
 typedef struct {
-    bool skips, drops;    // for the query at hand, for good
-    double limit;         // U of QK norm; NAN: from the largest norms
+    bool drops;           // it forgets
+    double limit;         // U of QK norm
     double log_tolerance; // ln eps
 } Forgetting;
 
@@ -72,25 +68,17 @@ static inline double qk_norm_limit(const real* q_weight, const real* k_weight, i
 // ln(e^a + e^b)
 static inline double log_add(double a, double b) { return fmax(a, b) + log1p(exp(-fabs(a - b))); }
 
-// Adds a token's log gate, query and key to the sums of its head, and returns the first page that its query
-// needs. `position` is the token's, counted from 0.
-static inline int64_t head_sums_add(HeadSums* sums, const Forgetting* f, const HeadPages* pages,
-                                    int64_t position, double logf, double q_norm, double k_norm) {
-    double scale = 1 / sqrt((double)pages->dh);
+// Adds a token's log gate to the sums of its head, and counts the pages that it forgets. `position` is the token's,
+// counted from 0.
+static inline void head_sums_add(HeadSums* sums, const Forgetting* f, const HeadPages* pages,
+                                 int64_t position, double logf) {
     sums->cum_logf += logf;
     sums->weight = log_add(sums->weight, -sums->cum_logf);
-    sums->q_max = fmax(sums->q_max, q_norm);
-    sums->k_max = fmax(sums->k_max, k_norm);
-    int64_t n = sums->forgotten;
-    for (; f->skips && n < position / PAGE_TOKENS; n++) {
-        const HeadSums* end = &pages->page_end[pages->numbers[n]];
-        double reach = 2 * f->limit, weight = sums->weight; // reach: from the least score to the greatest
-        if (isnan(reach) && f->drops) reach = 2 * scale * sums->q_max * sums->k_max;
-        if (isnan(reach)) reach = scale * q_norm * (end->k_max + k_norm), weight = -sums->cum_logf;
-        if (!(reach + end->weight - weight < f->log_tolerance)) break;
+    while (f->drops && sums->forgotten < position / PAGE_TOKENS) {
+        const HeadSums* end = &pages->page_end[pages->numbers[sums->forgotten]];
+        if (!(2 * f->limit + end->weight - sums->weight < f->log_tolerance)) break;
+        sums->forgotten++;
     }
-    if (f->drops) sums->forgotten = n;
-    return n;
 }
 
 // ----------------------------------------------------------------------------

@@ -117,9 +117,7 @@ static inline HeadPages head_pages(const Cache* cache, const CachePages* a, int6
 static inline Forgetting head_forgetting(const Cache* cache, const PagedAttention* a, const HeadShape* s,
                                          int64_t h) {
     const Config* c = cache->layer.config;
-    const bool skips = cache->sizes.drops && config_prunes(c);
-    Forgetting f = {.skips = skips,
-                    .drops = skips && (a->q_weight || cache->sizes.drops_unseen),
+    Forgetting f = {.drops = cache->sizes.drops && config_prunes(c) && a->q_weight,
                     .limit = NAN,
                     .log_tolerance = c->log_pruning_tolerance};
     int64_t at = h * s->weight_stride;
@@ -136,21 +134,19 @@ static inline void head_append(const Cache* cache, const PagedAttention* a, cons
     const Forgetting forgetting = head_forgetting(cache, a, s, h);
     int64_t slot = e->slots[sequence], begin = e->begins[sequence];
     const HeadPages pages = head_pages(cache, &of, l, slot, h);
-    HeadSums none = {0, -INFINITY, 0, 0, 0}, *sums = &of.sums[slot * s->NH + h];
+    HeadSums none = {0, -INFINITY, 0}, *sums = &of.sums[slot * s->NH + h];
     if (e->lengths[sequence] == 0) *sums = none;
     for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
         int64_t position = cache_position(e, sequence, i), head = i * s->NH + h;
-        const real *q = a->q + head * s->dh, *k = a->k + head * s->dh;
-        int64_t first_page = head_first_key(s, position) / PAGE_TOKENS, kept = 0;
+        int64_t first_page = head_first_key(s, position) / PAGE_TOKENS;
         if (a->bias) {
             double logf = (double)log_sigmoid((a->gate ? a->gate[i * s->row_stride + h] : 0) + a->bias[h]);
-            kept = head_sums_add(sums, &forgetting, &pages, position, logf, sqrt((double)dot(q, q, s->dh)),
-                                 sqrt((double)dot(k, k, s->dh)));
+            head_sums_add(sums, &forgetting, &pages, position, logf);
         }
-        of.first_page[head] = first_page > kept ? first_page : kept;
+        of.first_page[head] = first_page > sums->forgotten ? first_page : sums->forgotten;
         int64_t next_page = head_first_key(s, position + 1) / PAGE_TOKENS; // that later rows see
         if (cache->sizes.drops && sums->forgotten < next_page) sums->forgotten = next_page;
-        page_append(&pages, position, k, a->v + head * s->dh, sums);
+        page_append(&pages, position, a->k + head * s->dh, a->v + head * s->dh, sums);
     }
 }
 

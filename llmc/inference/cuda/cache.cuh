@@ -78,10 +78,6 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&p->gates, gate * s->slots * heads, true);
     add(&p->last, m->shifts * m->layers * s->slots * 2 * d, true);
     add(&p->limits, m->qk_norm * heads, true);
-    add(&p->squares, (s->drops_unseen && gate && !m->qk_norm) * s->slots * heads * 2, true);
-    int64_t skips = s->drops && gate && !m->qk_norm && !isnan(m->log_tolerance) && !s->drops_unseen;
-    add(&p->norms, skips * s->rows * m->NH * 2, false), add(&p->page_norms, skips * s->pages, true);
-    add(&p->sealed, skips * s->slots * heads, true);
     add(&c->work.items, m->layers * c->work.max_items, true), add(&c->work.num_items, m->layers, true);
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
     add(&c->work.partial_o, c->work.max_items * m->dh, true);
@@ -111,7 +107,7 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.pages.NH = m->NH, c.pages.dh = m->dh, c.pages.layers = m->layers;
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
-    c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && (m->qk_norm || s->drops_unseen);
+    c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && m->qk_norm;
     c.pages.window = m->window, c.pages.drops_window = s->drops && m->window;
     c.work.max_items = device_cache_partials(m, s), c.work.max_pairs = s->rows * m->NH;
     c.space.weight_stride = m->dh;
@@ -215,7 +211,7 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
 }
 
 static inline bool device_cache_decodes(const DeviceCache* c, const Extension* e, int64_t sequence) {
-    return e->begins[sequence + 1] - e->begins[sequence] == 1 && decode_runs(&c->pages);
+    return e->begins[sequence + 1] - e->begins[sequence] == 1 && decode_runs();
 }
 // Are a sequence's rows computed in tiles, if those with long_rows rows or more are not?
 static inline bool device_cache_tiled(const DeviceCache* c, const Extension* e, int64_t sequence,
@@ -246,7 +242,7 @@ static inline void device_cache_tiles(DeviceCache* c, const PassRows* sequence) 
     }
 }
 
-enum { DEVICE_CACHE_LONG_ROWS = PAGES_UNSEALED + 1 }; // from so many rows on attention_forward computes them
+enum { DEVICE_CACHE_LONG_ROWS = 256 }; // from so many rows on attention_forward computes them
 
 // Fills c->host, c->pass and c->scores for a pass, and brings the page table up to date. The pass before has
 // ended. Dies where the pass is larger than the cache's sizes.

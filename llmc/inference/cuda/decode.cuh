@@ -56,9 +56,8 @@ enum { DECODE_MAX_HEADS = 32, DECODE_HEAD_SHIFT = 101 };
 // Length of a decoded sequence, in tokens, from which on a pass may be uneven
 enum { DECODE_UNEVEN_TOKENS = 8192 };
 
-// Whether decode_attention computes the sequences of a pass that have one row. Rows that skip pages
-// (Pages.norms) are left to extend.cuh, which finds these before it reads any.
-static inline bool decode_runs(const Pages* p) { return attention_runs_sm90() && !p->norms; }
+// Whether decode_attention computes the sequences of a pass that have one row.
+static inline bool decode_runs(void) { return attention_runs_sm90(); }
 
 // ----------------------------------------------------------------------------
 // which heads and splits a block computes

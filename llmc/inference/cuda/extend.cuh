@@ -175,9 +175,7 @@ struct ExtendArgs {
 struct ExtendItemState {
     ExtendItem item;
     PassRows tile;
-    int page;         // lane i: number in the pool of the item's page i
-    int skipped;      // the item's first pages that all rows skip: they are not read
-    int row_first[2]; // the item's first page that each of the lane's two rows does not skip
+    int page; // lane i: number in the pool of the item's page i
 };
 
 template <int DH, bool GATE> struct ExtendWarp {
@@ -201,29 +199,6 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t at = pages_slot_head(a.pages, s.item.slot, a.layer, head(s));
         if (lane < count(s))
             s.page = a.pages.table[at * a.pages.table_width + (s.item.first_count >> 5) + lane];
-        s.skipped = s.row_first[0] = s.row_first[1] = 0;
-    }
-    // Finds the pages that the rows skip (pages.cuh). The item's last page is read even if all rows skip it.
-    __device__ void skip(ExtendItemState& s) const {
-        if (!GATE || !a.pages.norms || count(s) == 0) return;
-        int first = s.item.first_count >> 5, rows = s.tile.end - s.tile.begin;
-        float norm = 0;
-        double logsum = 0;
-        if (lane < count(s)) {
-            norm = sqrtf(__uint_as_float(a.pages.page_norms[s.page]));
-            logsum = a.pages.page_logsum[s.page];
-        }
-        s.skipped = count(s) - 1;
-        for (int row = 0; row < rows; row++) {
-            int64_t at = (s.tile.begin + row) * a.pages.NH + head(s);
-            float2 squares = ((const float2*)a.pages.norms)[at]; // |q|^2, |k|^2
-            double reach = sqrtf(squares.x) * (norm + sqrtf(squares.y)) / ROOT;
-            bool sealed = (first + lane + 1) * PAGE_TOKENS + PAGES_UNSEALED <= s.tile.position + row;
-            bool skips = lane < count(s) && sealed && reach + logsum + a.cum_logf[at] < a.pages.log_tolerance;
-            int pages = __ffs(~__ballot_sync(~0u, skips)) - 1;
-            if (row % 8 == lane / 4) s.row_first[row / 8] = pages;
-            s.skipped = min(s.skipped, pages);
-        }
     }
     // Starts copying the tile's queries.
     __device__ void copy_queries(const ExtendItemState& s, int q_stage) const {
@@ -249,11 +224,11 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
     }
-    // Starts copying page i of an item, and the tile's queries with the first page that is read, as two
+    // Starts copying page i of an item, and the tile's queries with the first page, as two
     // commit groups: what scores need, then values.
     __device__ void copy(const ExtendItemState& s, int i, int stage, int q_stage) const {
         bool exists = i < count(s);
-        if (exists && i == s.skipped) copy_queries(s, q_stage);
+        if (exists && i == 0) copy_queries(s, q_stage);
         if (exists) copy_keys(s, i, stage);
         cp_async_commit_group();
         if (exists) copy_values(s, i, stage);
@@ -281,9 +256,9 @@ template <int DH, bool GATE> struct ExtendWarp {
 
     // Adds one page to the softmax. own: index in the page of the first row's own token; -1: it is in a later
     // page. hidden: how many of the page's first tokens are before the first row's window; one more for each
-    // later row. skips: whether each of the lane's two rows skips the page.
+    // later row.
     __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
-                         int hidden, const bool (&skips)[2]) {
+                         int hidden) {
         float s[1][NS][4], shift[1][2];
         bool diagonal = own >= 0;
         const double* cum_logf = shared.cum_logf[stage];
@@ -312,8 +287,6 @@ template <int DH, bool GATE> struct ExtendWarp {
             sm80_for_each(s, [&](float& x, int, int, int row, int column) {
                 if (column < hidden + row) x = -INFINITY;
             });
-        for (int r = 0; GATE && r < 2; r++)
-            for (int n = 0; skips[r] && n < NS; n++) s[0][n][2 * r] = s[0][n][2 * r + 1] = -INFINITY;
         float factor = diagonal ? 1 : SCALE;
         for (int r = 0; r < 2; r++)
             shift[0][r] = GATE && !diagonal ? (float)((gate.cum_logf[r] - anchor) * ATTENTION_LOG2E) : 0;
@@ -353,10 +326,10 @@ template <int DH, bool GATE> struct ExtendWarp {
     //     start copies of the first item's q and first page
     //     for each item:
     //         load tile and page numbers of the next item
-    //         for each page of the item, from the first that some row does not skip:
+    //         for each page of the item:
     //             start copies of the next page, or of the next item's q and first page: k, cum_logf, then v
     //             wait for q, k, cum_logf;  S = 0 on the diagonal, else acc_init (keys' gate);  S += q k^T
-    //             diagonal: scale, gate, causal mask;  window: mask;  rows that skip the page: mask
+    //             diagonal: scale, gate, causal mask;  window: mask
     //             where row_max rises: rescale o
     //             wait for v;  for each 16 keys: P = 2^(S scale + gate - row_max), row_sum += P, o += P v
     //         store o, row_max, row_sum as partial results, which extend_combine_kernel reduces
@@ -369,29 +342,25 @@ template <int DH, bool GATE> struct ExtendWarp {
         ExtendItem after = item(n + stride, total);
         load(next);
         kernel_wait();
-        skip(next);
-        copy(next, next.skipped, stage, q_stage);
+        copy(next, 0, stage, q_stage);
         while (count(next) > 0) {
             ExtendItemState now = next;
             next.item = after;
             load(next);
-            skip(next);
             n += stride;
             after = item(n + stride, total);
             RowGate gate = row_gate(now);
             Softmax softmax;
             int rows = now.tile.end - now.tile.begin, first = now.item.first_count >> 5;
-            for (int i = now.skipped; i < count(now); i++, stage ^= 1) {
+            for (int i = 0; i < count(now); i++, stage ^= 1) {
                 if (i + 1 < count(now))
                     copy(now, i + 1, stage ^ 1, 0);
                 else
-                    copy(next, next.skipped, stage ^ 1, q_stage ^ 1);
+                    copy(next, 0, stage ^ 1, q_stage ^ 1);
                 int position = now.tile.position, begin = (first + i) * PAGE_TOKENS; // of the page
                 bool diagonal = first + i == position / PAGE_TOKENS;
                 int hidden = a.pages.window ? position - (int)a.pages.window + 1 - begin : -EXTEND_TILE;
-                bool skips[2] = {i < now.row_first[0], i < now.row_first[1]};
-                page(softmax, gate, stage, q_stage, diagonal ? position % PAGE_TOKENS : -1, rows, hidden,
-                     skips);
+                page(softmax, gate, stage, q_stage, diagonal ? position % PAGE_TOKENS : -1, rows, hidden);
             }
             q_stage ^= 1;
             store(softmax, now);

@@ -3,7 +3,7 @@ The paged KV cache of an inference engine on the device (llmc/model/extension.h)
 pass.
 
     kv_append                    a layer's q, k, v and gates of all rows, from the fused projection
-    pages_advance, pages_seal    which pages are forgotten; bounds of the keys in a page
+    pages_advance                which pages are forgotten
     pages_gather                 a sequence's k, v and cum_logf as contiguous tensors, for prefill.cuh
     pages_copy, pages_copy_slot  what a fork copies of a page, of a slot
 
@@ -20,20 +20,7 @@ have at most
 
 of row i's weight. c only falls, and so does this bound: a page once below the tolerance stays forgotten. The
 logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates).
-
-Skipping. Without QK norm there is no U for queries to come, so pages are skipped for the rows of a pass
-alone. The row's own key bounds its denominator, hence the keys up to e have at most
-
-    exp(|q_i| (max_{j <= e} |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j)
-
-of row i's weight. Invariants of page_norms (max |k_j|^2):
-
-1. A page that begins in a pass is reset before kv_append adds the norms of its keys (pages_seal, then
-   atomicMax in kv_append_store).
-2. A page is sealed, i.e. has the maximum over all pages up to it, from the first pass after the one that
-   filled it (pages_seal).
-3. A row skips only pages that end PAGES_UNSEALED tokens before it: these are sealed however the sequence is
-   cut into passes, so a row skips the same pages in every pass (`sealed` in extend.cuh).
+Without QK norm there is no U for queries to come, and nothing is forgotten but what has left a window.
 */
 #pragma once
 
@@ -52,18 +39,11 @@ typedef struct {
     double2* gates;       // [slots, heads] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
     bf16* last;           // [layers, slots, 2, NH dh] the last token's k and v before the shift
     double* limits;       // [heads] U from QK norm's weights; NULL: no QK norm
-    float* norms;         // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
-    unsigned* page_norms; // [pages] largest |k|^2, float bits: of the page; once sealed, of all up to its end
-    int32_t* sealed;      // [slots, heads] number of sealed pages, the first ones of a head
-    unsigned* squares;    // [slots, heads, 2] largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
-    bool drops;           // pages are forgotten by gates
+    bool drops;           // pages are forgotten by gates, with QK norm
     int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
     bool drops_window;    // pages that have left the window are forgotten
 } Pages;
-
-// A sequence with more rows in a pass is computed by prefill.cuh, which skips no pages.
-enum { PAGES_UNSEALED = 255 };
 
 // First page of the window of a row at `position`, which is rounded down to a multiple of 16: all rows of a
 // tile begin at one page, whatever else is in their pass.
@@ -245,29 +225,19 @@ __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a,
     return pack8(x);
 }
 
-// Stores q for attention, k and v in their page, and norms where they are kept.
+// Stores q for attention, k and v in their page.
 __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const Raw8& out, const HeadThread& me) {
     PassRows own = r.own;
     int kind = r.kind;
-    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head), page = 0;
+    if (!me.active) return;
     if (kind == 0) {
-        if (me.active) store16(a.paths[0].out + (r.row * p.NH + me.head) * p.dh + me.channel, out);
-    } else if (me.active) {
-        page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
-        store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8),
-                out);
+        store16(a.paths[0].out + (r.row * p.NH + me.head) * p.dh + me.channel, out);
+        return;
     }
-    if ((!p.squares && !p.norms) || kind == 2) return;
-    float square = 0, x[8];
-    unpack8(x, out);
-    for (int i = 0; i < 8; i++) square += x[i] * x[i];
-    square = head_sum(square, me);
-    if (!me.active || me.channel > 0) return;
-    if (p.squares) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
-    if (!p.norms) return;
-    p.norms[2 * (r.row * p.NH + me.head) + kind] = square;
-    if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
+    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head),
+            page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
+    store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8), out);
 }
 
 // Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, row_blocks a row: q, k, v
@@ -333,38 +303,15 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // Updates the number of forgotten pages of a slot's head, which holds `length` tokens; -1: the number stays.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
-    if (length == 0) {
-        p.forgotten[at] = 0;
-        if (p.squares) p.squares[2 * at] = p.squares[2 * at + 1] = 0;
-    }
+    if (length == 0) p.forgotten[at] = 0;
     if (p.drops_window && length > 0)
         p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
     if (!p.drops || length <= 0) return;
     const int32_t* table = p.table + at * p.table_width;
-    double limit;
-    if (p.limits)
-        limit = p.limits[head];
-    else
-        limit = sqrt((double)__uint_as_float(p.squares[2 * at]) *
-                     (double)__uint_as_float(p.squares[2 * at + 1]) / (double)p.dh);
-    double min_logsum = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
+    double min_logsum = log(p.gates[at].y) - p.gates[at].x - 2 * p.limits[head] + p.log_tolerance;
     auto kept = [&](int page) { return p.page_logsum[table[page]] >= min_logsum; };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
     if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
-}
-
-// Before a pass that appends tokens position, .., end - 1 to a slot's head: seals the full pages and resets
-// those that begin. Slots that share a page write the same to it.
-__device__ static inline void pages_seal(const Pages& p, int64_t slot, int64_t head, int position, int end) {
-    int64_t at = slot * pages_heads(p) + head;
-    const int32_t* table = p.table + at * p.table_width;
-    int sealed = position > 0 ? p.sealed[at] : 0;
-    for (; sealed < position / PAGE_TOKENS; sealed++)
-        if (sealed > 0)
-            p.page_norms[table[sealed]] = max(p.page_norms[table[sealed]], p.page_norms[table[sealed - 1]]);
-    p.sealed[at] = sealed;
-    for (int column = (position + PAGE_TOKENS - 1) / PAGE_TOKENS; column * PAGE_TOKENS < end; column++)
-        p.page_norms[table[column]] = 0;
 }
 
 __global__ static void __launch_bounds__(256)
@@ -457,8 +404,6 @@ static inline void pages_copy_slot(const Pages* p, int64_t from, int64_t to, cud
     size_t heads = (size_t)pages_heads(*p), bytes = (size_t)(2 * p->NH * p->dh) * sizeof(bf16);
     pages_copy_element(p->forgotten, from, to, heads * sizeof *p->forgotten, stream);
     pages_copy_element(p->gates, from, to, heads * sizeof *p->gates, stream);
-    pages_copy_element(p->squares, from, to, 2 * heads * sizeof *p->squares, stream);
-    pages_copy_element(p->sealed, from, to, heads * sizeof *p->sealed, stream);
     if (p->last) // [layers, slots, ..]
         CUDA_CHECK(cudaMemcpy2DAsync((char*)p->last + to * (int64_t)bytes, (size_t)p->slots * bytes,
                                      (char*)p->last + from * (int64_t)bytes, (size_t)p->slots * bytes, bytes,
@@ -472,5 +417,4 @@ static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStre
     pages_copy_element(p->v, from, to, elements * sizeof *p->v, stream);
     pages_copy_element(p->cum_logf, from, to, PAGE_TOKENS * sizeof *p->cum_logf, stream);
     pages_copy_element(p->page_logsum, from, to, sizeof *p->page_logsum, stream);
-    pages_copy_element(p->page_norms, from, to, sizeof *p->page_norms, stream);
 }

@@ -135,9 +135,6 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     for (int64_t i = threadIdx.x; i < pass.num_sequences * NH; i += blockDim.x) {
         PassRows sequence = pass.sequences[i / NH];
         pages_advance_head(p, sequence.slot, l * NH + i % NH, sequence.position);
-        if (p.norms)
-            pages_seal(p, sequence.slot, l * NH + i % NH, sequence.position,
-                       sequence.position + sequence.end - sequence.begin);
     }
     if (threadIdx.x == 0) total = 0;
     __syncthreads();

@@ -98,7 +98,6 @@ static inline bool mode_takes(RunMode mode, size_t field) {
         {offsetof(Options, top_p), GENERATES | ANSWERS},
         {offsetof(Options, min_p), GENERATES | ANSWERS},
         {offsetof(Options, seed), GENERATES | ANSWERS},
-        {offsetof(Options, forget_by_seen), GENERATES | ANSWERS},
         {offsetof(Options, requests), ANSWERS},
         {offsetof(Options, eval), EVALUATES},
         {offsetof(Options, maps), MAPS},
@@ -174,7 +173,7 @@ static inline void mode_check_samples(const CommandLine* line, const Options* o)
         {offsetof(Options, prompt), false},  {offsetof(Options, stop), false},
         {offsetof(Options, generate), true}, {offsetof(Options, temperature), true},
         {offsetof(Options, top_k), true},    {offsetof(Options, top_p), true},
-        {offsetof(Options, min_p), true},    {offsetof(Options, forget_by_seen), true},
+        {offsetof(Options, min_p), true},
     };
     if (command_line_gives(line, offsetof(Options, samples)))
         die("--samples: a training prints one sample at a time: leave it out");

@@ -131,9 +131,6 @@ ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely to
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
 ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
     "sample from tokens at least X times as likely as the most likely one") \
-ROW(FLAG, forget_by_seen, "forget-by-seen", "", 0, 0, 0, \
-    "without QK norm too, drop what the gates forget from the cache; future scores are bounded by the " \
-    "largest seen so far") \
 GROUP("Evaluation") \
 ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; " \
