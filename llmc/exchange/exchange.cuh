@@ -1,14 +1,14 @@
 /*
-The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own,
-overlapped with the passes:
+Exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own that
+overlaps the passes. Each rank has one part of every bucket (shard.h).
 
     passes of a step     forward 0 .. L, loss, backward L .. 0, and the next step's forward 0 .. L
                             bucket b complete |                    ^ wait for bucket b
     this stream                               reduce-scatter b  all-gather b
     update                                         norm, AdamW of the rank's part of b
 
-Gradients are fp32, reduced in place into the rank's part of the flat buffer. Weights are bf16, gathered in
-place; those that kernels read in fp32 are gathered with them.
+    gradients    fp32 [num_params]    reduced in place: the rank's part of a bucket becomes the sum over ranks
+    weights      bf16 [num_params]    gathered in place, with those that kernels also read in fp32
 
 Invariants, each with the line that keeps it:
 
@@ -25,13 +25,15 @@ Invariants, each with the line that keeps it:
  8. All ranks issue the same collectives in the same order.    the trainer's step depends on options and votes
                                                                alone (StepVotes)
 
-Performance: NCCL's kernels take SMs from GEMMs, which then need a second wave. Copy engines take none: on one
-host they move the gradients (peers.cuh), which the kernel that squares them for the norm adds up, and through
-NCCL the weights, for which NCCL must allocate them (exchange_alloc). A backward pass that reduces is several
-CUDA graphs with the reduce-scatters between: one graph would block this stream's hardware queue for 80 ms.
+Performance: NCCL's kernels take SMs from GEMMs, which then need a second wave; copy engines take none. On one
+host copy engines move the gradients (peers.cuh), and the kernel that squares them for the norm sums the
+ranks' parts; NCCL moves the weights by copy engines too, in memory that it has allocated (exchange_alloc). A
+backward pass that reduces is several CUDA graphs with the reduce-scatters between them: one graph would block
+this stream's hardware queue for 80 ms.
 
-Called by the GPU trainer with several ranks. An error of CUDA or NCCL ends the program. Without USE_NCCL
-exchange_open does.
+Called by the GPU trainer with several ranks. An error of CUDA or NCCL ends the program with a message, as
+does exchange_open in a build without USE_NCCL. A rank that never comes is found by the watch
+(llmc/ranks/watch.h).
 */
 #pragma once
 
@@ -45,7 +47,8 @@ exchange_open does.
 typedef void* ncclComm_t;
 #endif
 
-// On the device, in ns: when the step began, and how long its main stream has waited for other ranks.
+// Clock of a step's main stream, on the device, in ns: begun: start of the step; since: start of the present
+// wait; waited: sum of the waits for other ranks
 typedef struct {
     unsigned long long begun, since, waited;
 } StepClock;
@@ -64,17 +67,17 @@ enum {
 
 typedef struct {
     cudaEvent_t ready, updated, gathered;
-    cudaEvent_t times[NUM_BUCKET_TIMES]; // of the last step, where Exchange.timeline is set
+    cudaEvent_t times[NUM_BUCKET_TIMES]; // of the last step, if Exchange.timeline
 } BucketEvents;
 
 typedef struct {
     World* world;
     Shard shard;
-    const int64_t* fp32_begin; // [num_buckets + 1] first elements of the buckets' weights in fp32
+    const int64_t* fp32_begin; // [num_buckets + 1] first element of each bucket's weights in fp32
     ncclComm_t comm;
     Peers peers; // size 0: NCCL reduces the gradients
     cudaStream_t stream;
-    cudaEvent_t reduced; // all buckets are
+    cudaEvent_t reduced; // all buckets are reduced
     BucketEvents* buckets;
     StepClock* clock; // on the device
     RankTime* times;  // [size] on the device, each rank's, after exchange_sums
@@ -82,7 +85,7 @@ typedef struct {
 } Exchange;
 
 // ----------------------------------------------------------------------------
-// NCCL. A call that waits for a rank which never comes is ended by the watch (llmc/ranks/watch.h).
+// NCCL
 
 #ifdef USE_NCCL
 static inline void nccl_check(ncclResult_t result, const char* call, const char* file, int line) {
@@ -109,7 +112,7 @@ static inline ncclComm_t nccl_open(World* world) {
 
 static inline void nccl_close(ncclComm_t comm) { NCCL_CHECK(ncclCommDestroy(comm)); }
 
-// Memory that the GPUs of a host can map, where they support it.
+// Allocates memory that the GPUs of a host can map, where they support it.
 static inline void* nccl_alloc(ncclComm_t comm, size_t bytes) {
     void* memory;
     NCCL_CHECK(ncclMemAlloc(&memory, bytes));
@@ -123,7 +126,7 @@ static inline void* nccl_alloc(ncclComm_t comm, size_t bytes) {
 }
 static inline void nccl_free(void* memory) { NCCL_CHECK(ncclMemFree(memory)); }
 
-// Dies if the network or a rank has failed; the watch then names the rank.
+// Ends the program if the network or a rank has failed; the watch then names the rank.
 static inline void nccl_check_network(ncclComm_t comm, World* world) {
     ncclResult_t state;
     NCCL_CHECK(ncclCommGetAsyncError(comm, &state));
@@ -197,7 +200,7 @@ __global__ static void clock_wait_kernel(StepClock* clock, bool over) {
         clock->since = now;
 }
 
-// Writes times[rank], of the step until now; attention: the sum of the odd ones of n counters, blocks that were
+// Writes times[rank] of the step up to now. attention: sum of the odd-numbered counters of n, the blocks
 // kept.
 __global__ static void clock_end_kernel(RankTime* times, int rank, const StepClock* clock,
                                         const unsigned long long* counters, int64_t n) {
@@ -209,8 +212,7 @@ __global__ static void clock_end_kernel(RankTime* times, int rank, const StepClo
     times[rank].computing = 1e-9 * (double)(now - clock->begun - clock->waited);
 }
 
-// What is queued on the main stream from now on waits for the event; the clock counts the wait. flags: of
-// cudaStreamWaitEvent.
+// Makes the main stream wait for the event, and the clock count the wait. flags: cudaStreamWaitEvent's.
 static inline void exchange_wait(const Exchange* e, cudaEvent_t event, unsigned flags, cudaStream_t main) {
     CUDA_LAUNCH(clock_wait_kernel, 1, 1, main, e->clock, false);
     CUDA_CHECK(cudaStreamWaitEvent(main, event, flags));
@@ -227,7 +229,7 @@ static inline void exchange_time(const Exchange* e, int bucket, int what, bool c
 // ----------------------------------------------------------------------------
 // opening
 
-// Collective: connects the ranks' GPUs. fp32_begin stays the caller's.
+// Collective: connects the ranks' GPUs. fp32_begin is not copied: the caller keeps it until exchange_close.
 static inline Exchange exchange_open(World* world, const Shard* shard, const int64_t* fp32_begin) {
     Exchange e;
     memset(&e, 0, sizeof e);
@@ -291,15 +293,16 @@ static inline void exchange_begin_step(Exchange* e, cudaStream_t main) {
     CUDA_LAUNCH(clock_begin_kernel, 1, 1, main, e->clock);
 }
 
-// In the step's first forward pass, before a bucket's weights are read.
+// Called in the step's first forward pass, before a bucket's weights are read: waits for their all-gather.
 static inline void exchange_await(Exchange* e, int bucket, bool capturing, cudaStream_t main) {
     exchange_time(e, bucket, BUCKET_NEEDED, capturing, main);
     exchange_wait(e, e->buckets[bucket].gathered, capturing ? cudaEventWaitExternal : cudaEventWaitDefault,
                   main);
 }
 
-// In the step's last backward pass, after a bucket's gradient on the main stream: sums it over all ranks.
-// chunks: the rank's part of the bucket; squares: of its elements, as in chunk_squares.
+// Called in the step's last backward pass, when a bucket's gradient is queued on the main stream: queues its
+// sum over all ranks. chunks: the rank's part of the bucket; squares: sums of its squares, as in
+// chunk_squares.
 static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
                                    const ParamChunks* chunks, cudaStream_t main) {
     const Shard* s = &e->shard;
@@ -327,7 +330,7 @@ static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double
     exchange_time(e, bucket, BUCKET_REDUCED, false, e->stream);
 }
 
-// At the end of that pass: the main stream waits for all sums.
+// Called at the end of that pass: the main stream waits for all reduce-scatters.
 static inline void exchange_finish_reduce(const Exchange* e, cudaStream_t main) {
     CUDA_CHECK(cudaEventRecord(e->reduced, e->stream));
     exchange_wait(e, e->reduced, 0, main);
@@ -345,7 +348,7 @@ static inline void exchange_sums(Exchange* e, StepStats* stats, unsigned long lo
     nccl_group_end();
 }
 
-// Before AdamW: other ranks' weights in fp32 become 0, so that their sum gathers them.
+// Called before AdamW: zeroes the weights in fp32, so that a sum over ranks gathers them.
 static inline void exchange_begin_update(const Exchange* e, float* weights_fp32, cudaStream_t main) {
     size_t count = (size_t)e->fp32_begin[e->shard.num_buckets];
     CUDA_CHECK(cudaMemsetAsync(weights_fp32, 0, count * sizeof(float), main));

@@ -1,9 +1,11 @@
 /*
-The exchange of gradients and weights between the CPU trainer's ranks, through MPI. What exchange.cuh does
-between GPUs, bucket by bucket (shard.h), but between passes and not beside them.
+Exchange of gradients and weights between the CPU trainer's ranks, through MPI: as exchange.cuh between GPUs,
+bucket by bucket (shard.h), but after the passes, not overlapped with them.
 
-Buffers are flat buffers of float or double elements (element_bytes 4 or 8). All functions are collective, and
-for the same number of ranks give the same bits every time. An error ends the program.
+    grads, params    float or double [num_params] (element_bytes 4 or 8), flat buffers
+
+All functions are collective and give the same bits in every run with the same number of ranks. An error of
+MPI ends the program with a message. Called by the CPU trainer.
 */
 #pragma once
 
@@ -25,7 +27,7 @@ static inline void mpi_check(int result, const char* file, int line) {
 #define MPI_CHECK(call) mpi_check(call, __FILE__, __LINE__)
 #endif
 
-// Dies unless MPI can carry what several ranks exchange.
+// Ends the program with a message if there are several ranks and MPI has not been started.
 static inline void mpi_require(const World* world) {
     int started = 0;
 #ifdef USE_MPI
@@ -44,7 +46,8 @@ static inline void mpi_sum(double* x, int n) {
 #endif
 }
 
-// Adds up all ranks' gradients of a bucket; this rank gets its part of them, in place. scratch holds a part.
+// Sums all ranks' gradients of a bucket; this rank gets its part of the sums, in place. scratch: room for a
+// part.
 static inline void mpi_reduce_scatter(void* grads, void* scratch, const Shard* shard, int bucket,
                                       int element_bytes) {
     ShardPart part = shard_part(shard, bucket);

@@ -1,24 +1,25 @@
 /*
-Messages between the GPUs of one host by copy engines: gradients, of all ranks, and parts of sequences, of the
-groups that share them (sequence.cuh). NCCL's reduce-scatter takes SMs from the GEMMs that run beside it: 4 ms
-of a step of 150 ms. Copy engines take none.
+Messages between the GPUs of one host by copy engines: gradients among all ranks, and rows of sequences within
+a group that shares them (sequence.cuh). NCCL's reduce-scatter takes SMs from the concurrent GEMMs, 4 ms of a
+step of 150 ms; copy engines take none.
 
-Each rank has an inbox for every other rank, of one message, and two counters of messages with each, in memory
-that all map:
+Each rank allocates, in memory that all ranks map, for each other rank an inbox of one message and two message
+counters:
 
     sender      wait until read >= n - 1  ->  copy into the inbox at the receiver  ->  arrived = n
     receiver                                  wait until arrived >= n  ->  kernel  ->  read = n
 
-Ranks may also share tensors: then a sender writes to the receiver's tensor, not to an inbox (peers_share, peers_at).
+Ranks may also share tensors (peers_share, peers_at). A sender then writes to the receiver's tensor, not to an
+inbox:
 
     sender      wait until read >= n - 1  ->  copies, or a kernel that stores there  ->  arrived = n
     receiver                                        wait until arrived >= n          ->  read = n
 
-There `read = n` also says that the tensors which the next message fills are free. A message may come in parts, each
-with a number; all follow the wait of the first.
+Here `read = n` also says that the tensors which message n + 1 fills are free. A message may come in parts,
+each with its own number; the sender waits once, before the first part.
 
-Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
-only queues. Invariants of message n, each with the line that keeps it:
+Copies, waits and counters are stream operations (cuStreamWaitValue32): no kernel spins, and the host only
+queues. Invariants of message n, each with the line that keeps it:
 
  1. An inbox or tensor is overwritten after message        wait for PEERS_READ in peers_send, peers_await_readers
     n - 1 was read.
@@ -32,9 +33,9 @@ only queues. Invariants of message n, each with the line that keeps it:
     n - 1 was read, receiving n that it was sent.
  6. Memory is freed when no rank has it mapped.            world_barrier in peers_close
 
-Called by exchange.cuh with peers of its own, and by sequence.cuh with those of the group. Ranks
-are numbers in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
-returns false. A message that never comes is ended by the watch (llmc/ranks/watch.h).
+Called by exchange.cuh with peers of its own, and by sequence.cuh with those of the group. Ranks are numbers
+in the group. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open returns
+false. A message that never comes is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
 
@@ -44,25 +45,25 @@ returns false. A message that never comes is ended by the watch (llmc/ranks/watc
 
 typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;
 
-// What a rank sends: to rank r `bytes` from `from` + r rank_bytes on.
+// What a rank sends: `bytes` bytes at from + r rank_bytes to each rank r
 typedef struct {
     const void* from;
     int64_t rank_bytes, bytes;
 } PeersMessage;
 
-// A tensor that each rank has and the others write to.
+// A tensor that each rank has and the other ranks write to
 typedef struct {
-    char** of; // [size] each rank's, as mapped here
+    char** of; // [size] each rank's tensor, as mapped here
     int64_t bytes;
 } PeersTensor;
 
 enum { PEERS_TENSORS = 32 };
 
 typedef struct {
-    int first, rank, size; // of the group: its first rank of all, this rank's number in it, its ranks
+    int first, rank, size; // the group: its first rank among all, this rank's number in it, number of ranks
     int64_t capacity;      // bytes of an inbox, a multiple of 16
-    uint32_t messages;     // to each peer, and from each
-    char** memory;         // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
+    uint32_t messages;     // number of messages so far, the same to and from each peer
+    char** memory;         // [size] each rank's memory: counters [2][size], then inboxes [size - 1][capacity]
     PeersTensor tensors[PEERS_TENSORS];
     int num_tensors;
     PFN_cuStreamWaitValue32_v11070 wait;
@@ -73,23 +74,23 @@ static inline size_t peers_header_bytes(int size) {
     return (size_t)ceil_div<int64_t>(2 * size * (int64_t)sizeof(uint32_t), 256) * 256;
 }
 
-// Bytes of a rank's memory.
+// Bytes of Peers.memory of one rank
 static inline size_t peers_bytes(int size, int64_t capacity) {
     return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity;
 }
 
-// Counter in the memory of rank `at`, of its messages with rank `with`.
+// Address of a counter in the memory of rank `at`, for its messages with rank `with`
 static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter counter, int with) {
     return (CUdeviceptr)((uint32_t*)p->memory[at] + counter * p->size + with);
 }
 
-// The inbox in the memory of rank `at` that rank `from` writes.
+// The inbox in the memory of rank `at` that rank `from` writes
 static inline char* peers_inbox(const Peers* p, int at, int from) {
     const int64_t inbox = (from - at + p->size - 1) % p->size;
     return p->memory[at] + peers_header_bytes(p->size) + inbox * p->capacity;
 }
 
-// Where rank r has what this rank has at `own`, in a tensor that they share.
+// Address on rank r of what this rank has at `own` in a shared tensor. Ends the program if `own` is in none.
 template <class T> static inline T* peers_at(const Peers* p, int r, T* own) {
     for (int i = 0; i < p->num_tensors; i++) {
         const PeersTensor* t = &p->tensors[i];
@@ -120,7 +121,7 @@ static inline void peers_close(Peers* p, World* world) {
     memset(p, 0, sizeof *p);
 }
 
-// Collective: are the ranks of this one's group on one host?
+// Collective: whether all ranks of this rank's group are on one host
 static inline bool peers_on_one_host(const Peers* p, World* world) {
     bool same = true;
     char* hosts = (char*)xcalloc((size_t)world->size, sizeof world->host);
@@ -131,7 +132,7 @@ static inline bool peers_on_one_host(const Peers* p, World* world) {
     return same;
 }
 
-// Peers of `size` ranks, this one with number `rank`, whose memory of `bytes` is allocated here.
+// Returns Peers of `size` ranks, this one number `rank`, and allocates this rank's memory of `bytes`.
 static inline Peers peers_new(int first, int rank, int size, int64_t capacity, size_t bytes) {
     Peers p = {.first = first, .rank = rank, .size = size, .capacity = capacity};
     assert(capacity % 16 == 0);
@@ -145,8 +146,9 @@ static inline Peers peers_new(int first, int rank, int size, int64_t capacity, s
     return p;
 }
 
-// Collective: whether the ranks of each group of `size`, neighbours, are on one host and their GPUs reach one
-// another; NCCL_P2P_DISABLE=1 forbids it. Then allocates inboxes of `capacity` bytes; else *p is zeroed.
+// Collective: opens peers in each group of `size` consecutive ranks, with inboxes of `capacity` bytes.
+// Returns false, with *p zeroed, unless each group is on one host and its GPUs reach one another;
+// NCCL_P2P_DISABLE=1 forbids it.
 static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity) {
     const char* disabled = getenv("NCCL_P2P_DISABLE");
     cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
@@ -171,7 +173,7 @@ static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity
     return refusals == 0;
 }
 
-// Adds a tensor of `bytes` that this rank has at `own`; the caller fills in where the others have it.
+// Adds a tensor of `bytes` that this rank has at `own`; the caller sets the other ranks' addresses.
 static inline PeersTensor* peers_add(Peers* p, void* own, int64_t bytes) {
     if (p->num_tensors == PEERS_TENSORS) die("more than %d tensors that ranks share", PEERS_TENSORS);
     PeersTensor* t = &p->tensors[p->num_tensors++];
@@ -181,7 +183,8 @@ static inline PeersTensor* peers_add(Peers* p, void* own, int64_t bytes) {
     return t;
 }
 
-// Collective: the other ranks of the group may write to the tensor, of `bytes` from cudaMalloc, where peers_at says.
+// Collective: shares a tensor of `bytes` from cudaMalloc, to which the group's other ranks may then write
+// (peers_at).
 static inline void peers_share(Peers* p, World* world, void* own, int64_t bytes) {
     PeersTensor* t = peers_add(p, own, bytes);
     cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)world->size, sizeof *handles);
@@ -210,21 +213,21 @@ static inline void copy_rows(void* to, int64_t to_stride, const void* from, int6
                                    (size_t)row_bytes, cudaMemcpyDefault, stream));
 }
 
-// Queues: waits until rank `to` has read the messages so far.
+// Queues a wait until rank `to` has read the messages so far.
 static inline void peers_await_reader(const Peers* p, int to, cudaStream_t stream) {
     peers_check(
         p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), p->messages, CU_STREAM_WAIT_VALUE_GEQ),
         "cuStreamWaitValue32");
 }
 
-// Queues, behind what was written to a rank: message n has arrived there.
+// Queues `arrived = n` at rank `to`, behind what was written there.
 static inline void peers_tell(const Peers* p, int to, uint32_t n, cudaStream_t stream) {
     peers_check(
         p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue32");
 }
 
-// Queues: waits for the other ranks' parts of the last message.
+// Queues a wait for the other ranks' last message.
 static inline void peers_await(const Peers* p, cudaStream_t stream) {
     for (int i = 1; i < p->size; i++)
         peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_ARRIVED, (p->rank + i) % p->size),
@@ -232,7 +235,7 @@ static inline void peers_await(const Peers* p, cudaStream_t stream) {
                     "cuStreamWaitValue32");
 }
 
-// Queues: sends its part of the message to each other rank's inbox, and waits for theirs.
+// Queues copies of this rank's message to each other rank's inbox, and a wait for theirs.
 static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stream) {
     assert(m->bytes <= p->capacity);
     for (int i = 1; i < p->size; i++) {
@@ -246,7 +249,7 @@ static inline void peers_send(Peers* p, const PeersMessage* m, cudaStream_t stre
     peers_await(p, stream);
 }
 
-// Queues, behind the kernels that read the last message: it may be overwritten.
+// Queues `read`, behind the kernels that read the last message: the next one may overwrite it.
 static inline void peers_read(const Peers* p, cudaStream_t stream) {
     for (int r = 0; r < p->size; r++)
         if (r != p->rank)
@@ -255,12 +258,13 @@ static inline void peers_read(const Peers* p, cudaStream_t stream) {
                         "cuStreamWriteValue32");
 }
 
-// Queues: waits until the other ranks have read the messages so far, and this one may write to what they share.
+// Queues a wait until the other ranks have read the messages so far: this rank may then write to their
+// tensors.
 static inline void peers_await_readers(const Peers* p, cudaStream_t stream) {
     for (int i = 1; i < p->size; i++) peers_await_reader(p, (p->rank + i) % p->size, stream);
 }
 
-// Queues, behind what this rank has written to the others' tensors: the next message is in its place.
+// Queues `arrived` at all others, behind what this rank wrote to their tensors: the next message is complete.
 static inline void peers_written(Peers* p, cudaStream_t stream) {
     p->messages++;
     for (int i = 1; i < p->size; i++) peers_tell(p, (p->rank + i) % p->size, p->messages, stream);

@@ -1,7 +1,7 @@
 /*
-An optimizer step in flight: its results, which are copied to the host when it ends.
+An optimizer step in flight: pinned host memory for its results, and the event after which they are there.
 
-Called by the GPU trainer.
+Called by the GPU trainer, which queues the next step before it reads the results of this one.
 */
 #pragma once
 

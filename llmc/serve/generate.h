@@ -1,14 +1,17 @@
 /*
-Generation: text that a model writes behind a prompt, for --generate and for samples while training.
+Generation: continues a prompt, for --generate and for samples during training.
 
-The model reads its end-of-text token and the prompt, then continues until it draws end of text, writes a stop
-string or reaches a number of tokens. Token ids become text by the byte tokenizer or GPT-2's, of the model's
-tokenizer.json or of --vocab; with another tokenizer ids are written as numbers, and scripts/prompt.py makes
-them text. With --json-escape prompts are escaped and what is generated
-is unescaped, since the model's text is.
+The model reads its end-of-text token and the prompt, then draws tokens until end of text, a stop string or a
+maximum number of tokens. The tokenizer is the byte tokenizer or GPT-2's, from the model's tokenizer.json or
+--vocab. With any other one, token ids are printed as numbers, which scripts/prompt.py turns into text. With
+--json-escape prompts are escaped and generated text is unescaped, since the model was trained on escaped
+text.
 
---prompt - reads prompts from standard input, a line each. With --samples N the prompt is read once and
-continued N times; the first sample is printed as it is written, the others follow.
+--prompt - reads prompts from standard input, one a line. With --samples N the prompt is read once and
+continued N times; the first sample is printed as it is generated, the others after it.
+
+Errors (no tokenizer, too little memory, logits that are not finite) end --generate with a message. A sample
+during training that does not fit into the device's memory is skipped with a warning.
 
 Called by train.h. requests.h uses GeneratedText.
 */
@@ -18,12 +21,12 @@ Called by train.h. requests.h uses GeneratedText.
 #include "../checkpoint/hf/tokenizer_reader.h"
 #include "engine.h"
 
-static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // of a pass while training
+static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // ROWS: of a pass during training
 
 // ----------------------------------------------------------------------------
 // text
 
-// What ends a text, and is not part of it.
+// A stop string: ends a text, and is not part of it.
 typedef struct {
     char* text; // [bytes]
     size_t bytes;
@@ -35,7 +38,7 @@ typedef struct {
     int count;
 } Stops;
 
-// The text of generated tokens.
+// Generated tokens as text, decoded one at a time
 typedef struct {
     const Tokenizer* tokenizer; // vocab_size 0: none
     const Stops* stops;
@@ -58,7 +61,7 @@ static inline Stop* stops_add(Stops* stops) {
     return (Stop*)memset(&stops->items[stops->count++], 0, sizeof *stops->items);
 }
 
-// Is what begins at `at` of the text a stop string, or, if the text ends within it, possibly one?
+// Whether a stop string begins at `at` of the text, or may begin there, where the text ends within it
 static inline bool text_stops_at(const GeneratedText* t, size_t at, bool* possibly) {
     for (int i = 0; i < t->stops->count; i++) {
         const Stop* stop = &t->stops->items[i];
@@ -72,7 +75,7 @@ static inline bool text_stops_at(const GeneratedText* t, size_t at, bool* possib
     return false;
 }
 
-// Moves the certain part of the text past what cannot begin a stop string; ends the text at one.
+// Advances `certain` past all that cannot begin a stop string; ends the text where one begins.
 static inline void text_search(GeneratedText* t, bool last) {
     while (!t->stopped && t->certain < t->text.count) {
         bool possibly = false;
@@ -102,7 +105,7 @@ static inline void text_add(GeneratedText* t, const char* bytes, size_t n, bool 
     text_search(t, last);
 }
 
-// Adds the last one of `tokens`. False if the text ends here.
+// Adds the text of the last one of `tokens`. Returns false if the text ends here.
 static inline bool text_add_token(GeneratedText* t, const TokenBuffer* tokens, int64_t generated) {
     char number[32];
     size_t bytes = 0;
@@ -119,7 +122,7 @@ static inline bool text_add_token(GeneratedText* t, const TokenBuffer* tokens, i
     return !t->stopped;
 }
 
-// Ends the text, where no stop string has.
+// Ends the text, unless a stop string has ended it.
 static inline void text_end(GeneratedText* t) {
     if (!t->stopped) text_add(t, "", 0, true);
 }
@@ -133,21 +136,21 @@ static inline void text_free(GeneratedText* t) {
 // ----------------------------------------------------------------------------
 // what a run asks for
 
-// Tokens that a sample of the run is to have at most, without its prompt.
+// Most tokens that a sample of the run has, without its prompt
 static inline int64_t sample_tokens(const Run* run) {
     return run->options.generate == OPTION_UNSET ? GENERATE_DEFAULT_TOKENS : run->options.generate;
 }
 
-// Tokens that samples while training hold at most; 0: there are none. A token of the prompt has at least one
-// byte, and an escaped byte has six.
+// Most tokens that samples during training hold, with the prompt; 0: no samples. A token of the prompt has at
+// least one byte, and an escaped byte has six.
 static inline int64_t sample_capacity(const Run* run) {
     const Options* o = &run->options;
     if (!o->sample_every || (run->mode != RUN_TRAIN && run->mode != RUN_DRY)) return 0;
     return 1 + (o->prompt ? (int64_t)strlen(o->prompt) : 0) * (o->json_escape ? 6 : 1) + sample_tokens(run);
 }
 
-// The cache for `count` samples, each of which continues `prompt` tokens by n, in passes of up to `rows`
-// tokens. heads: rows of the page table that a slot has.
+// Sizes of a cache for `count` samples, each of which continues `prompt` tokens by n, in passes of up to
+// `rows` tokens. heads: number of rows of the page table a slot.
 static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n, int64_t rows) {
     const int64_t most = count > rows ? count : rows;
     CacheSizes s = {.slots = count,
@@ -160,8 +163,8 @@ static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prom
     return s;
 }
 
-// The tokenizer of a tokenizer.json's text, which errors call `path`. vocab_size 0: only scripts/ can read
-// it.
+// Returns the tokenizer of a tokenizer.json's text, which errors call `path`. vocab_size 0: only scripts/ can
+// read it.
 static inline Tokenizer sample_tokenizer_parse(const char* path, const char* text) {
     Error err;
     Json j;
@@ -172,8 +175,8 @@ static inline Tokenizer sample_tokenizer_parse(const char* path, const char* tex
     return t;
 }
 
-// The tokenizer of the run's model: --vocab's, or that of the folder that the weights are from, or bytes.
-// Without any of them, or where only scripts/ can read it, there is none, which is an error if `required`.
+// Returns the tokenizer of the run's model: --vocab's, or that of the folder that the weights are from, or
+// bytes. vocab_size 0: there is none, or only scripts/ can read it, which is an error if `required`.
 static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
     Error err;
     Tokenizer t;
@@ -203,7 +206,7 @@ static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
     return t;
 }
 
-// Appends the tokens of a text, which with json_escape is escaped first.
+// Appends the tokens of a text, escaped first with json_escape.
 static inline void text_encode(const Tokenizer* tokenizer, bool json_escaped, const char* text, size_t bytes,
                                TokenBuffer* ids) {
     ByteBuffer escaped = {NULL, 0, 0};
@@ -215,15 +218,15 @@ static inline void text_encode(const Tokenizer* tokenizer, bool json_escaped, co
     free(escaped.data);
 }
 
-// The settings of --temperature and the cuts. Sample number k of a seed draws numbers of its own.
+// The sampler settings of the options. Sample number k of a seed has a random stream of its own.
 static inline SamplerSettings sampling_of(const Options* o, uint64_t seed, int64_t k) {
     SamplerSettings s = {o->temperature, o->top_k, o->top_p, o->min_p,
                          seed + (uint64_t)k * 0x9e3779b97f4a7c15u};
     return s;
 }
 
-// The last document that begins in `ids`: the position of its end of text; 0 without document_reset. What is
-// continued sees nothing before it.
+// Position of the end of text with which the last document in `ids` begins; 0 without document_reset.
+// Generated tokens see nothing before it.
 static inline int64_t last_document(const Config* c, const TokenBuffer* ids) {
     int64_t i = ids->count - 1;
     while (i > 0 && !(c->document_reset && ids->data[i] == config_end_of_text(c))) i--;
@@ -295,8 +298,8 @@ static inline void sample_on_end(Sequence* sequence) {
     generation_stream(s->of);
 }
 
-// Continues the prompt's tokens by up to n tokens, in each of the samples. False where the device has no
-// memory for them.
+// Continues the prompt's tokens by up to n tokens in each of the samples. Returns false if the device has too
+// little memory.
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run);
@@ -321,9 +324,9 @@ static inline bool generation_run(Generation* g, const Run* run, const Trainer* 
     return true;
 }
 
-// Generates `count` samples of a prompt of prompt_bytes bytes. Returns the first one's text behind the
-// prompt, or NULL where the device has no memory; the caller frees it. A stream gets all of them, and needs a
-// tokenizer.
+// Generates `count` samples of a prompt of prompt_bytes bytes. Returns the first one's text without the
+// prompt, which the caller frees, or NULL if the device has too little memory. A stream gets all of them, and
+// needs a tokenizer.
 static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer, const char* prompt,
                                      size_t prompt_bytes, FILE* stream, const Trainer* trainer,
                                      Model* model) {
@@ -366,8 +369,8 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     return first;
 }
 
-// A sample while training: the prompt and its continuation, to be freed. Where the device has no memory for
-// it, warns and returns NULL: training goes on.
+// Returns a sample during training, prompt and continuation, which the caller frees. If the device has too
+// little memory, warns and returns NULL: training goes on.
 static inline char* generate_sample(const Run* run, const Tokenizer* tokenizer, const Trainer* trainer,
                                     Model* model) {
     const char* prompt = run->options.prompt && tokenizer->vocab_size > 0 ? run->options.prompt : "";

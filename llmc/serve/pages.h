@@ -1,11 +1,17 @@
 /*
-Pages of a cache: which are free, who shares them, and the page table of llmc/model/extension.h.
+Page table of a cache (llmc/model/extension.h): which pages are free, and which slots hold each. Host memory
+only; a page is a number.
 
-Host memory only: a page is a number. A slot's full pages are shared by the slots that were forked from it. A
-slot that appends to a partial page that others share gets a copy of it first (copy on write), so all heads of
-a slot are alike but for what they have forgotten.
+Invariants:
 
-Called by engine.h.
+ 1. A page is free or held by uses[page] slots. A slot shares pages with the slots forked from it.
+ 2. A partial page, to which a slot appends, is that slot's alone: page_table_append first replaces a shared
+    one by a copy (copy on write), whose contents the caller copies.
+ 3. All heads of a slot have as many pages, but for those that a head has forgotten: entries of -1 at its
+    beginning.
+
+Callers check page_table_needed before they append; taking a page when none is free is a bug (assert). Called
+by engine.h.
 */
 #pragma once
 
@@ -19,8 +25,8 @@ typedef struct {
     int32_t* uses;     // [pages] slots that hold the page
     int32_t* table;    // [slots, heads, width]
     int32_t* released; // [slots, heads] pages at the beginning of a head that were forgotten
-    int64_t most_held; // pages at a time so far
-    int64_t forgotten; // pages given back because they were forgotten, so far
+    int64_t most_held; // most pages in use at a time, so far
+    int64_t forgotten; // number of pages given back because they were forgotten, so far
 } PageTable;
 
 static inline void page_table_free(PageTable* t) {
@@ -31,7 +37,7 @@ static inline void page_table_free(PageTable* t) {
     memset(t, 0, sizeof *t);
 }
 
-// No slot has pages yet. Free with page_table_free. All zero where there is no memory.
+// Returns a table whose slots have no pages, or zeros if memory is too small. Free with page_table_free.
 static inline PageTable page_table_new(const CacheSizes* sizes, int64_t heads) {
     PageTable t;
     memset(&t, 0, sizeof t);
@@ -52,7 +58,7 @@ static inline PageTable page_table_new(const CacheSizes* sizes, int64_t heads) {
     return t;
 }
 
-// Pages that hold `tokens` tokens of a head.
+// Number of pages that hold `tokens` tokens of a head.
 static inline int64_t pages_of(int64_t tokens) { return (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; }
 
 static inline int32_t* page_table_row(const PageTable* t, int64_t slot, int64_t head) {
@@ -76,13 +82,13 @@ static inline bool page_table_drop(PageTable* t, int32_t* entry) {
     return true;
 }
 
-// Does a slot of `length` tokens end with a partial page that other slots share?
+// Whether a slot of `length` tokens ends with a partial page that other slots share.
 static inline bool page_table_partial_is_shared(const PageTable* t, int64_t slot, int64_t length) {
     if (length % PAGE_TOKENS == 0 || t->heads == 0) return false;
     return t->uses[page_table_row(t, slot, 0)[length / PAGE_TOKENS]] > 1;
 }
 
-// Free pages that it takes to append `more` tokens to a slot of `length` tokens.
+// Number of free pages that appending `more` tokens to a slot of `length` tokens takes.
 static inline int64_t page_table_needed(const PageTable* t, int64_t slot, int64_t length, int64_t more) {
     return t->heads *
            (pages_of(length + more) - pages_of(length) + page_table_partial_is_shared(t, slot, length));
@@ -106,7 +112,7 @@ static inline int64_t page_table_append(PageTable* t, int64_t slot, int64_t leng
     return shared ? t->heads : 0;
 }
 
-// The slot `to`, which has no pages, shares those of `from`.
+// Makes slot `to`, which has no pages, share those of `from`.
 static inline void page_table_fork(PageTable* t, int64_t from, int64_t to, int64_t length) {
     for (int64_t h = 0; h < t->heads; h++) {
         const int32_t* row = page_table_row(t, from, h);
@@ -117,7 +123,7 @@ static inline void page_table_fork(PageTable* t, int64_t from, int64_t to, int64
     }
 }
 
-// Gives back a slot's forgotten pages: the first first[h] of each head.
+// Gives back a slot's forgotten pages: the first first[h] pages of head h.
 static inline void page_table_forget(PageTable* t, int64_t slot, const int32_t* first) {
     for (int64_t h = 0; h < t->heads; h++) {
         int32_t* released = &t->released[slot * t->heads + h];

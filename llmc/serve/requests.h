@@ -1,24 +1,27 @@
 /*
---requests: answers JSON lines with a model, one object a line in, one out, in any order, as each is done.
+--requests: answers JSON lines with a model. One object a line in, one out, in the order in which answers are
+ready.
 
     {"id": .., "type": "score", "context": .., "continuation": ..} -> {"id", "logprob", "greedy", "tokens"}
     {"id": .., "type": "rolling", "text": ..}                      -> {"id", "logprob", "tokens"}
     {"id": .., "type": "generate", "prompt": ..}                   -> {"id", "text", "tokens": [..], "finish"}
-        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed", and "expected",
-        which makes the answer have "match", whether its text contains what is expected
+        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed", and "expected":
+        then the answer has "match", whether its text contains what is expected
 
 Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum
 of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
 context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
 --seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
-generation does not set is as on the command line. With document_reset each document of a request is a sequence of its
-own, and a generation continues the last one. A line that is no request is answered by an "error". For users: dev/INFERENCE.md.
+generation does not set is as on the command line. With document_reset each document of a request is a
+sequence of its own, and a generation continues the last one. A line that is no request is answered by an
+"error". For users: dev/INFERENCE.md.
 
-Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
-are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
-writes to a pipe must read the answers at the same time.
+Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings the engine reads once;
+the next window is read while the engine works on this one. A request from a pipe does not wait for others. A
+program that writes to a pipe must read the answers at the same time.
 
-Requests of a training (llmc/eval/in_training.h) are held in memory, and their answers are added up.
+During training (llmc/eval/in_training.h) requests are held in memory, and their answers are summed into
+totals.
 
 Called by train.h.
 */
@@ -33,7 +36,7 @@ enum { REQUESTS_READ_BYTES = 1 << 16 };
 typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE, NUM_REQUEST_TYPES } RequestType;
 static const char* const request_types[] = {"score", "rolling", "generate"};
 
-// Sums over the answers to requests of one type that are no errors.
+// Sums over the answers to requests of one type, errors left out
 typedef struct {
     int64_t requests, tokens;  // tokens: scored, or generated
     int64_t greedy;            // of scores: each token was the likeliest
@@ -78,7 +81,7 @@ static inline void requests_write(const JsonWriter* w) {
         die("cannot write answers to standard output: %s", strerror(errno));
 }
 
-// Begins the answer to a request of this id, the JSON of any value; NULL: none.
+// Begins the answer to a request. id: the JSON of any value; NULL: none.
 static inline JsonWriter answer_begin(const char* id) {
     JsonWriter w = json_writer(0);
     json_begin_object(&w, NULL);
@@ -114,7 +117,7 @@ static inline void request_free(Request* q) {
     free(q);
 }
 
-// Does what was generated contain what is expected, a text or tokens?
+// Whether the generated text, or its tokens, contain what is expected
 static inline bool request_matches(const Request* q) {
     const TokenBuffer *tokens = &q->sequences[0].tokens, *ids = &q->expected.ids;
     if (q->expected.text)
@@ -214,7 +217,7 @@ static inline bool request_need_tokenizer(const Requests* r, const char* name, E
                 name);
 }
 
-// Appends the tokens of a member, text or ids; of a missing one if it is not `required` none.
+// Appends the tokens of a member, text or ids. A missing member that is not `required` has none.
 static inline bool request_tokens(const Requests* r, const Json* j, const char* name, bool required,
                                   TokenBuffer* ids, Error* err) {
     int node = json_get(j, 0, name);
@@ -228,8 +231,8 @@ static inline bool request_tokens(const Requests* r, const Json* j, const char* 
     return true;
 }
 
-// Bytes of the text without the white space that ends it. Python's str.isspace, as far as the tokenizer knows
-// white space.
+// Number of bytes of the text without the white space at its end, which is Python's str.isspace as far as the
+// tokenizer knows white space
 static inline size_t text_trimmed(const Tokenizer* t, const char* text) {
     size_t end = strlen(text);
     while (end > 0) {
@@ -245,7 +248,7 @@ static inline size_t text_trimmed(const Tokenizer* t, const char* text) {
     return end;
 }
 
-// The tokens of context and continuation; *scored is the number of the former.
+// Appends the tokens of context and continuation; *scored is the number of the context's.
 static inline bool request_pair(const Requests* r, const Json* j, TokenBuffer* ids, int64_t* scored,
                                 Error* err) {
     const char *context = json_string(j, json_get(j, 0, "context")),
@@ -299,7 +302,7 @@ static inline bool request_expected(Request* q, const Json* j, Error* err) {
     return !q->expects || request_stop(q, j, expected, "expected", &q->expected, err);
 }
 
-// Sets *value to a member between least and most; a missing one, or null, leaves it.
+// Sets *value to a member between least and most; a missing or null member leaves it unchanged.
 static inline bool request_number(const Json* j, const char* name, double least, double most, bool whole,
                                   double* value, Error* err) {
     int node = json_get(j, 0, name);
@@ -333,7 +336,7 @@ static inline bool request_sampling(const Request* q, const Json* j, Sequence* s
 // ----------------------------------------------------------------------------
 // a line: its sequences
 
-// Adds tokens [begin, end) of ids as a sequence like s, scored from `scored` on.
+// Adds a sequence like s of tokens [begin, end) of ids, scored from `scored` on.
 static inline void request_add(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
                                int64_t end, int64_t scored) {
     q->sequences = (Sequence*)xrealloc(q->sequences, (size_t)(q->count + 1) * sizeof *s);
@@ -343,8 +346,8 @@ static inline void request_add(Request* q, const Sequence* s, const TokenBuffer*
     token_buffer_append(&added->tokens, ids->data + begin, end - begin);
 }
 
-// The same, of each document in them one sequence: from its end of text to that of the next one, its last
-// target. Documents before the first scored token are left out.
+// Likewise, one sequence for each document in them: from its end of text to the next one's, its last target.
+// Documents before the first scored token are left out.
 static inline void request_add_documents(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
                                          int64_t end, int64_t scored) {
     const Config* c = &q->of->run->config;
@@ -358,8 +361,8 @@ static inline void request_add_documents(Request* q, const Sequence* s, const To
     }
 }
 
-// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins
-// earlier, so that it has T rows too, and scores only what is new.
+// Adds the windows of tokens ids[1 ..] behind end of text, ids[0], each of up to T rows. The last window
+// begins early enough to have T rows too, and scores only new tokens.
 static inline void request_windows(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t T) {
     q->tokens = ids->count - 1;
     for (int64_t first = 1; first < ids->count; first += T) {
@@ -369,7 +372,7 @@ static inline void request_windows(Request* q, const Sequence* s, const TokenBuf
     }
 }
 
-// Makes the sequences of a request from its JSON.
+// Builds the sequences of a request from its JSON.
 static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids, Error* err) {
     const int64_t longest = engine_longest(&q->of->engine), T = q->of->run->options.seq_len;
     int64_t scored = 1, rows;
@@ -418,13 +421,13 @@ static inline bool request_type(Request* q, const Json* j, Error* err) {
     return true;
 }
 
-// Hands the sequences that are queued to the engine.
+// Adds the queued sequences to the engine.
 static inline void requests_flush(Requests* r) {
     engine_add(&r->engine, r->queue, r->queued);
     r->queued = 0;
 }
 
-// Makes a request of a line and its JSON, with its id as far as it has one. False: it is none.
+// Builds a request, with its id if it has one, from a line's JSON. Returns false if the line is no request.
 static inline bool request_parse(Request* q, const Json* j, const char* line, Error* err) {
     TokenBuffer ids = {NULL, 0, 0};
     int id = json_get(j, 0, "id");
@@ -442,7 +445,7 @@ static inline bool request_parse(Request* q, const Json* j, const char* line, Er
     return ok;
 }
 
-// Queues the sequences of a line, or answers it.
+// Queues the sequences of a line, or answers it with an error.
 static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     Error err;
     Json j;
@@ -479,7 +482,7 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
 // ----------------------------------------------------------------------------
 // the file
 
-// Reads more of the file; `waits` for it where it is a pipe. False if nothing came.
+// Reads more of the file; if `waits`, waits for a pipe. Returns false if nothing came.
 static inline bool requests_read(Requests* r, bool waits) {
     struct pollfd ready = {r->file, POLLIN, 0};
     ssize_t got;
@@ -496,7 +499,7 @@ static inline bool requests_read(Requests* r, bool waits) {
     return true;
 }
 
-// Fills the window with the lines that are there; `waits` for the first one.
+// Fills the window with the lines that are there; if `waits`, waits for the first one.
 static inline void requests_fill(Requests* r, bool waits) {
     size_t searched = r->parsed;
     while (r->queued < ENGINE_MEMBERS) {
@@ -516,8 +519,8 @@ static inline void requests_fill(Requests* r, bool waits) {
     requests_flush(r);
 }
 
-// Opens the engine for sequences of at least T tokens, and of more where there is memory; with fewer slots
-// where there is too little for those.
+// Opens the engine for sequences of at least T tokens, more if memory suffices, and with fewer slots if it
+// does not.
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
     const int64_t T = r->run->options.seq_len;
@@ -539,7 +542,7 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
 }
 
-// Answers requests until the file ends, or, false, until it is to stop.
+// Answers requests until the file ends; returns false if it stops earlier, on a signal.
 static inline bool requests_work(Requests* r) {
     for (bool works = false;;) {
         if (r->stop && *r->stop) break;
@@ -551,7 +554,7 @@ static inline bool requests_work(Requests* r) {
     return false;
 }
 
-// On stderr, so that standard output has only answers.
+// Prints the totals on stderr, so that standard output has only answers.
 static inline void requests_print_end(const Requests* r, int64_t page_bytes, double seconds) {
     const Engine* g = &r->engine;
     const double mib = (double)page_bytes / 1048576;
@@ -564,7 +567,8 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
             mib * (double)g->pages.forgotten, counted(g->put_back, "time").text);
 }
 
-// Answers the requests of a run's --requests. Dies where the file cannot be read or answers not be written.
+// Answers the requests of a run's --requests. Ends the program with a message if the file cannot be read or
+// answers cannot be written.
 static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
     const double start = seconds_now();
