@@ -328,6 +328,20 @@ def new_folder(path):
         shutil.rmtree(part, ignore_errors=True)
 
 
+def counted(n, noun):
+    """1 token, 2 tokens: a count with its noun, whose last word is in the plural unless n is 1."""
+    if n == 1:
+        return f"1 {noun}"
+    if re.search("[^aeiou]y$", noun):
+        return f"{n} {noun[:-1]}ies"
+    return f"{n} {noun}{'es' if re.search('(s|x|[cs]h)$', noun) else 's'}"
+
+
+def counted_range(least, most, noun):
+    """2 keys, 1 to 2 keys"""
+    return counted(most, noun) if least == most else f"{least} to {counted(most, noun)}"
+
+
 def named_files(arguments):
     """[(name, path)] of arguments NAME=PATH, or PATH, which is its own name."""
     pairs = [a.split("=", 1) if "=" in a else (a, a) for a in arguments]

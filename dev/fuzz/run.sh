@@ -15,7 +15,7 @@ count=$(echo "$targets" | wc -l)
 workers=$(((cores + count - 1) / count)) # of each target
 rounds=$(((count * workers + cores - 1) / cores))
 seconds=$(awk "BEGIN { print int($minutes * 60 / $rounds) }")
-[ "$seconds" -gt 0 ] || { echo "error: $minutes minutes are less than a second a target" >&2; exit 1; }
+[ "$seconds" -gt 0 ] || { echo "error: MINUTES $minutes: less than a second a target" >&2; exit 1; }
 logs=build/fuzz/logs
 crashes=build/fuzz/crashes
 rm -rf $logs
@@ -47,7 +47,7 @@ for target in $targets; do
     total=$((total + inputs))
 done
 new=$(($(ls $crashes | wc -l) - before))
-echo "$total inputs, $new new crashes"
+echo "inputs: $total, new crashes: $new"
 if [ -e $logs/failed ]; then
     cat $logs/failed >&2
     exit 1

@@ -23,8 +23,8 @@ case $ours in
 *' '*) ;;
 *) error "no lines 'step ... tokens/s' and 'host memory ... MiB' in what ./train_fox --bench prints" "$report" ;;
 esac
-echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)') on $threads threads"
-printf '%-28s %10s %10s\n' "$threads threads, batch $batch" tokens/s MiB
+echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)'), threads: $threads"
+printf '%-28s %10s %10s\n' "threads $threads, batch $batch" tokens/s MiB
 printf '%-28s %10.0f %10.0f\n' train_fox $ours
 for attention in flash softmax; do
     report=$("$python" dev/reference/bench_cpu.py --threads "$threads" --batch "$batch" --steps "$steps" --attention $attention)

@@ -45,7 +45,7 @@ from pathlib import Path
 
 import plan
 from plan import Error, read_json
-from common import Parser, log_line, run, write_file
+from common import Parser, counted, log_line, run, write_file
 
 SPAN = 64  # steps
 BINS = 6  # bins of L(i) an octave
@@ -263,7 +263,7 @@ def main():
     options = parser.parse_args()
     text = text_of(collect(options.folder, options.corpus))
     write_file(options.out, text)
-    print(f"{options.out}: {len(text)} bytes")
+    print(f"{options.out}: {counted(len(text), 'byte')}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import statistics
 import from_scratch
 import lead
 import plan
-from common import paired
+from common import counted, paired
 from measures import (LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within,
                       reach_ratio, rms)
 
@@ -151,7 +151,7 @@ def overwritten(report):
              + " and ".join(sorted(rates, key=float)))
     learned = {model: run for model, run in best.items() if 100 * (right(run, "T1024") or 0) >= from_scratch.LEARNED}
     if not learned:
-        return (f"{begin}: none of {len(best)} models learns it, so that it says nothing of their differences "
+        return (f"{begin}: none of {counted(len(best), 'model')} learns it, so that it says nothing of their differences "
                 "([below](#overwritten-keys-from-scratch)).")
     failed = [model + " (diverged)" * ("diverged" in run) for model, run in best.items() if model not in learned]
     share = lambda run, test: from_scratch.percent(right(run, test))
@@ -252,7 +252,7 @@ def hours(report):
     return (f"**GPU-hours.** To the same validation loss {FOX} takes {time:.2f} times the GPU-hours of {OTHER} "
             f"([whether this is claimed](#primary-comparisons)): {steps:.2f} times the steps, each {time / steps:.2f} times as "
             f"long. To the losses that {OTHER} has after {', '.join(f'{step:,}' for step in early)} steps: "
-            f"{', '.join(f'{ratio:.2f}' for ratio in before)}. Geometric means of {len(both)} pairs of repeats on {gpus}, both "
+            f"{', '.join(f'{ratio:.2f}' for ratio in before)}. Geometric means of {counted(len(both), 'pair')} of repeats on {gpus}, both "
             "models trained by this program.")
 
 
@@ -296,7 +296,7 @@ def pruning(report):
     cost = max(abs(r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"]) for r in runs)
     share = statistics.fmean(share for r in runs for share in r["pruned_by_layer"])
     speeds = [r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"] for r in runs if alone(r)]
-    slower = f" and takes {statistics.fmean(speeds):.1f} times as long (mean of {len(speeds)} runs)" if speeds else ""
+    slower = f" and takes {statistics.fmean(speeds):.1f} times as long (mean of {counted(len(speeds), 'run')})" if speeds else ""
     return (f"**Pruning** skips {100 * share:.0f}% of attention's blocks at the last step. Evaluating checkpoints "
             f"({len(runs)}) at {LONGEST:,} tokens without it changes the loss by at most {cost:.6f} nats{slower}.")
 

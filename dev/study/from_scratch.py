@@ -5,6 +5,7 @@ have not.
 import math
 
 import plan
+from common import counted
 from measures import NONE, table
 
 LEARNED = 1  # percent right; chance is 0.02
@@ -42,7 +43,7 @@ def rows_of_task(task, lines, results, data):
                          f"{r['val_loss']:.3f}", percent(r["validations"][-1]["accuracy"]),
                          *(percent(r["tests"].get(name, {}).get("accuracy")) for name in names)))
     if left := sum(line.name not in results for line in mine):
-        rows.append((f"{left} runs", NONE, *[""] * (len(rows[0]) - 2)))
+        rows.append((counted(left, "run"), NONE, *[""] * (len(rows[0]) - 2)))
     return rows
 
 
@@ -136,8 +137,8 @@ class Gates:
         """Is plain gates' failure only a delay? Yes where at least two seeds have learned it, no where none has."""
         found, left = self.runs(block, "plain")
         count = sum(map(self.learned, found))
-        verdict = "yes" if count > 1 else f"open, after {left} more run{'s' * (left > 1)}" if left else "open" if count else "no"
-        return f"{block}: {verdict} ({count} of {len(found)} seeds)"
+        verdict = "yes" if count > 1 else f"open, after {counted(left, 'more run')}" if left else "open" if count else "no"
+        return f"{block}: {verdict} ({count} of {counted(len(found), 'seed')})"
 
     def enough(self, block):
         """The smallest T at which all seeds have learned it."""

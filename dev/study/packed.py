@@ -4,7 +4,7 @@ The tables and the picture of packed documents, with and without walls, in STUDY
 import statistics
 
 import plan
-from common import MIN_PAIRS, paired
+from common import MIN_PAIRS, counted, paired
 from measures import NONE, PAIR, by_package, error_of, table
 
 SEEDS, WALLS = range(11, 14), {"": "without", "-walls": "with"}  # of the runs short-MODEL[-walls]_SEED
@@ -55,7 +55,7 @@ class Packed:
     def packed_sentences(with_walls, without, gains):
         """What the table says, from fox-pro minus transformer-pro by seed with walls, without, and in what walls gain."""
         side = lambda values, less, more: f"{abs(mean := statistics.fmean(values)):.4f} nats {less if mean < 0 else more}"
-        seeds = lambda values: f"in {sum(v < 0 for v in values)} of {len(values)} seeds"
+        seeds = lambda values: f"in {sum(v < 0 for v in values)} of {counted(len(values), 'seed')}"
         p = paired(gains).p
         return (f"With walls the loss of fox-pro is {side(with_walls, 'lower', 'higher')} than that of transformer-pro "
                 f"(lower {seeds(with_walls)}), without walls {side(without, 'lower', 'higher')} ({seeds(without)}): "
@@ -126,7 +126,7 @@ class Packed:
         for k, name in enumerate(PAIR):
             curve(gains, k, name, (name, ""), (name, "-walls"))
         for k, (walls, word) in enumerate(WALLS.items(), len(PAIR)):
-            curve(leads, k, f"{word} walls", *((name, walls) for name in PAIR))
+            curve(leads, k, word + " walls", *((name, walls) for name in PAIR))
         gains.set(ylabel="gain by walls, nats")
         leads.set(ylabel=f"{PAIR[0]} minus {PAIR[1]}, nats")
         for axes in (gains, leads):

@@ -7,8 +7,9 @@ difference of their losses over every step, for fox-pro also the largest one of 
 of each model and span the mean and the largest difference from this program's first run, of its second run, of a run
 with --fp8 and of the paper's code.
 """
+from plan import HERE, read_json  # finds common
+from common import counted  # noqa: E402,I001
 from measures import table
-from plan import HERE, read_json
 
 PICTURE = "study/paper_code.svg"
 REPEATS = "two_runs_of_this_program"
@@ -48,7 +49,7 @@ def text(data):
     rows = [(name, f"{first} to {last}", f"{most:.4f}", f"{mean:+.4f}", "" if noise is None else f"{noise:.4f}")
             for name, run in data["runs"].items() for first, last, most, mean, noise in spans(run)]
     others = "; ".join(
-        f"{name} by {', '.join(f'{x:.4f}' for x in found)} in the spans of its {steps} steps"
+        f"{name} by {', '.join(f'{x:.4f}' for x in found)} in the spans of its {counted(steps, 'step')}"
         for name, (found, steps) in known["others"].items())
     speeds = "; ".join(f"{what} {ours:,} beside {theirs:,} tokens/s, {ours / theirs:.1f} times"
                        for what, (ours, theirs) in data["speed"]["fox-pro-125m"].items())
@@ -56,7 +57,7 @@ def text(data):
         f"![loss of both programs by step, and their difference](pictures/{PICTURE})", "",
         *table(("model", "steps", "largest difference of the loss", "the paper's code minus this program, mean",
                 "largest of two runs of this program"), *rows), "",
-        f"The loss of fox-pro differs by {known['largest']:.3f} at most over {known['steps']} steps, where two runs of "
+        f"The loss of fox-pro differs by {known['largest']:.3f} at most over {counted(known['steps'], 'step')}, where two runs of "
         f"this program differ by {known['noise']:.3f}. What is unfavourable: up to step {fox[1][1]} the programs differ "
         f"by {max(row[2] for row in fox[:2]):.4f} and two runs by {max(row[4] for row in fox[:2]):.4f}; {others}, "
         "without repeats to compare with.", "",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import from_scratch
 import paper_code
+from common import counted
 from measures import NEEDLES, PAIR, SEEDS, TRAINED, comparable, gpu_of
 from plan import ROOT
 
@@ -106,11 +107,11 @@ def draw_needles(report, plots, path):
     for axes, count in zip(panels, others):
         for k, name in enumerate(PAIR):
             for task in (NEEDLES[-1], NEEDLES[0]):
-                label = f"{name}, {int(task.rpartition('_')[2])} steps" if axes is panels[0] else None
+                label = f"{name}, {counted(int(task.rpartition('_')[2]), 'step')}" if axes is panels[0] else None
                 points = points_of(report, task, name, distractors=count)
                 draw_points(plots, axes, points, k + 2 * (task == NEEDLES[0]), label)
         axes.set(xlabel="tokens between value and question", ylim=(-3, 103))
-        plots.caption(axes, f"{count} other pairs")
+        plots.caption(axes, counted(count, "other pair"))
         length_axis(plots, axes)
     panels[0].set(ylabel="right, %")
     plots.save(figure, path, {"dashes": "training length"})
@@ -133,7 +134,7 @@ def draw_gates(report, plots, path):
     pruned = [r for r in fox if r.get("pruned_shares")]
     share_of = lambda r: [(int(step), 100 * statistics.fmean(layers)) for step, layers in r["pruned_shares"].items()]
     if pruned:
-        mean_and_band(plots, shares, [*map(share_of, pruned)], 2, f"{PAIR[0]}, {len(pruned)} seeds")
+        mean_and_band(plots, shares, [*map(share_of, pruned)], 2, f"{PAIR[0]}, {counted(len(pruned), 'seed')}")
     shares.set(xlabel="step", ylabel="blocks pruned of one document, %", ylim=(0, 100))
     plots.save(figure, path)
 

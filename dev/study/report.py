@@ -23,7 +23,7 @@ import lead
 import paper_code
 import pictures
 import plan
-from common import Parser, paired, run, write_file
+from common import Parser, counted, paired, run, write_file
 from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
                       cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
                       mean_share, reach_ratio, rms, table)
@@ -71,9 +71,9 @@ class Report:
         diverged = [f"{name} ({r['diverged']})" for name, r in self.with_diverged.items() if "diverged" in r]
         shared = [name for name, r in self.all_results.items() if not alone(r)]
         tasks = sum(name not in self.results for name in shared)
-        shared = [name for name in shared if name in self.results] + [f"{tasks} runs of tasks"] * (tasks > 0)
+        shared = [name for name in shared if name in self.results] + [f"{counted(tasks, 'run')} of tasks"] * (tasks > 0)
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
-        return [f"{done} of {len(self.all_lines)} runs are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
+        return [f"{done} of {counted(len(self.all_lines), 'run')} are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 f"training steps. {edges} of the runs are needed only where the best learning rate lies at an edge."
                 + (f" These shared their GPU, so that their times do not count: {', '.join(shared)}." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
@@ -260,7 +260,7 @@ class Report:
                 speeds = [r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"] for r in runs if alone(r)]
                 pruned = statistics.fmean(share for r in runs for share in r["eval"]["pruned"])
                 cells = [f"{1e6 * statistics.fmean(costs):+.1f}", f"{1e6 * max(costs, key=abs):+.0f}",
-                         f"{statistics.fmean(speeds):.2f}, {len(speeds)} runs" if speeds else "shared GPUs",
+                         f"{statistics.fmean(speeds):.2f}, {counted(len(speeds), 'run')}" if speeds else "shared GPUs",
                          f"{100 * pruned:.1f}%",
                          *(mean_share(r["maps"].get(rule) for r in runs if r.get("maps"))
                            for rule in ("pruned_share", "pruned_share_acp"))]
@@ -312,7 +312,7 @@ class Report:
         again = paired([a["val_loss"] - b["val_loss"] for a, b in repeats if b] or [math.nan])
         beside = "" if again.p is None else f" Beside the repeats: {again.mean:+.4f} ± {again.error:.4f}, " \
             f"{again.mean - again.half_width:+.4f} to {again.mean + again.half_width:+.4f}."
-        return [f"Last validation loss with `--fp8` minus that in bf16, {found.n} pairs: {found.mean:+.4f} ± {found.error:.4f} "
+        return [f"Last validation loss with `--fp8` minus that in bf16, {counted(found.n, 'pair')}: {found.mean:+.4f} ± {found.error:.4f} "
                 f"nats, 95% interval {low:+.4f} to {high:+.4f}.{beside} By the rule above, which goes by the mean of the first, "
                 f"`--fp8` {'stays' if found.mean > 0.01 else 'is not'} experimental."]
 
@@ -350,7 +350,7 @@ class Report:
                 if task == NEEDLES[-1]:
                     cells.append(error_of([one[s] - other[s] for s in both], 0) if both else "")
             rows.append((*(f"{v:,}" for _, v in at), *cells))
-        steps = [f"{int(task.rpartition('_')[2])} steps" for task in NEEDLES]
+        steps = [counted(int(task.rpartition('_')[2]), "step") for task in NEEDLES]
         titles = ("other pairs", "distance", *steps, "difference after the last")
         return table(titles, *(rows or [(NONE, *[""] * (len(titles) - 1))]))
 
@@ -405,13 +405,13 @@ def main():
     corpora = {"long": read_json(options.corpus), "short": read_json(options.short_corpus)}
     lines = plan.read_lines(options.runs)
     if options.add:
-        print(f"{options.results}: {plan.add_results(options.results, options.add, lines)} results added")
+        print(f"{options.results}: added {counted(plan.add_results(options.results, options.add, lines), 'result')}")
     report = Report(lines, plan.read_results(options.results), corpora, sets)
     page = options.page.read_text(encoding="utf-8")
     filled = fill(page, report)
     if filled != page:
         write_file(options.page, filled)
-    print(f"{options.page}: {len(report.all_results)} of {len(report.all_lines)} runs")
+    print(f"{options.page}: {len(report.all_results)} of {counted(len(report.all_lines), 'run')}")
     if options.no_pictures:
         return
     if importlib.util.find_spec("matplotlib"):

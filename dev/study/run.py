@@ -31,7 +31,7 @@ from pathlib import Path
 
 import plan
 from plan import HERE, ROOT, Error
-from common import Parser, run
+from common import Parser, counted, run
 
 WATCH = 10  # seconds between two looks at who uses a GPU
 GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
@@ -113,7 +113,7 @@ class Study:
             kind = plan.read_json(about).get("kind", "long")
             fit = [line for line in self.chosen if plan.corpus_of(line) in (None, kind)]
             if options.names and not fit:
-                raise Error(f"{options.corpus}: a corpus of {kind} documents, which {self.chosen[0].name} is not trained on")
+                raise Error(f"{options.corpus}: a corpus whose documents are {kind}, which {self.chosen[0].name} is not trained on")
             self.chosen = fit
         for line in self.chosen:
             if plan.task_of(line) not in {None, *self.data}:
@@ -381,7 +381,7 @@ def main():
     for worker in workers:
         worker.join()
     if study.failed or study.incomplete:
-        raise Error("; ".join(f"{len(names)} runs {what}: {' '.join(names)}" for names, what in (
+        raise Error("; ".join(f"{counted(len(names), 'run')} {what}: {' '.join(names)}" for names, what in (
             (study.failed, "failed"), (study.incomplete, "lack a measure")) if names))
 
 

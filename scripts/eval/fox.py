@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import (ROOT, Error, Parser, as_in_training, check_writable, checkpoint, named_files,  # noqa: E402,F401
-                    new_folder, package, pip_install, read_json, run, write_file)  # fmt: skip
+from common import (ROOT, Error, Parser, as_in_training, check_writable, checkpoint, counted, counted_range,  # noqa: E402,F401
+                    named_files, new_folder, package, pip_install, read_json, run, write_file)  # fmt: skip
 
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
 
@@ -281,7 +281,7 @@ class Trainer:
             process, line = self.lines.get()
             if line is None:
                 raise Error(f"{self.command[0]} ended with exit code {self._wait(process)} after "
-                            f"{len(requests) - len(waiting)} of {len(requests)} answers")
+                            f"{len(requests) - len(waiting)} of {counted(len(requests), 'answer')}")
             answer = self._parse(line)
             i = answer.get("id")
             if "error" in answer:

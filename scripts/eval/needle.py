@@ -29,7 +29,7 @@ import random
 from collections import namedtuple
 from pathlib import Path
 
-from fox import Error, Parser, Tokenizer, add_model_options, run
+from fox import Error, Parser, Tokenizer, add_model_options, counted, run
 from samples import Samples, add_sample_options, mean_and_error, mean_text, numbers, training_length
 
 RESERVED = 200  # tokens of a prompt for the question and the answer, at least
@@ -144,7 +144,7 @@ def make_sample(options, cell, haystack, tokenizer):
     reserved = max(RESERVED, len(tokenizer.encode(needle.question)) + len(answer))
     n = length - reserved - sum(len(ids) for _, ids in needles)
     if n < 0:
-        raise Error(f"--lengths {length}: too short for the needle and {reserved} more tokens")
+        raise Error(f"--lengths {length}: too short for the needle and {counted(reserved, 'more token')}")
     context = tokenizer.decode(haystack.insert(haystack.cut(sample, n), needles))
     prompt = tokenizer.encode(context + needle.question)
     generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
@@ -180,7 +180,7 @@ def print_means(results, train_length):
     """Mean scores and log-probabilities of all cells, and of those up to and beyond the training length."""
     parts = {"": lambda length: True}
     if train_length:
-        parts[f" up to {train_length} tokens"] = lambda length: length <= train_length
+        parts[f" up to {counted(train_length, 'token')}"] = lambda length: length <= train_length
         parts[" beyond"] = lambda length: length > train_length
     for name in ("score", "logprob"):
         for part, holds in parts.items():
@@ -200,7 +200,7 @@ def draw(path, scores, lengths, depths, train_length):
     trained = sum(length <= train_length for length in lengths) if train_length else 0
     if 0 < trained < len(lengths):  # between lengths up to that of training and longer ones
         plots.mark(axes, trained - 0.5)
-        plots.caption(axes, f"dashed line: training length, {train_length} tokens")
+        plots.caption(axes, f"dashed line: training length, {counted(train_length, 'token')}")
     plots.save(figure, path)
 
 

@@ -14,7 +14,7 @@ a needle and its question are in the same one.
 import random
 import re
 
-from fox import Error, Parser, new_folder, run
+from fox import Error, Parser, counted, new_folder, run
 from needle import ask, random_pairs, read_text, state, text_files
 
 
@@ -47,7 +47,7 @@ def main():
         raise Error("--documents, --length and --every must be at least 1")
     text = "".join(read_text(path) for path in text_files(options.haystack))
     if len(text) < options.length:
-        raise Error(f"{options.haystack}: has {len(text)} characters, fewer than --length")
+        raise Error(f"{options.haystack}: has {counted(len(text), 'character')}, fewer than --length")
     with new_folder(options.out) as out:
         for i in range(options.documents):
             rng = random.Random(f"{options.seed} {i}")

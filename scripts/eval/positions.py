@@ -17,7 +17,7 @@ import itertools
 import math
 import statistics
 
-from fox import Error, Parser, named_files, read_json, run
+from fox import Error, Parser, counted, named_files, read_json, run
 
 FIRST = 128
 WINDOW = 101
@@ -50,7 +50,7 @@ def read_eval(path):
     if not isinstance(loss, list) or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in loss):
         raise Error(f"{path}: not a result of --eval: no list of losses")
     if len(loss) < FIRST:
-        raise Error(f"{path}: has {len(loss)} positions; the picture begins at {FIRST}")
+        raise Error(f"{path}: has {counted(len(loss), 'position')}; the picture begins at {FIRST}")
     if len(result.get("loss_error") or loss) != len(loss):
         raise Error(f"{path}: not a result of --eval: loss_error is not as long as loss")
     return result

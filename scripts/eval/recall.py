@@ -19,7 +19,7 @@ a key that is asked stands only where it is written, with the value behind it, a
 
 Needs numpy. recall_shards.py writes samples as shards to train on.
 """
-from fox import Error, package
+from fox import Error, counted, counted_range, package
 
 VOCAB = 8192
 POWER = 0.01  # of the gaps of mqar: p(gap) ~ gap^(POWER - 1)
@@ -29,7 +29,7 @@ def draw_distinct(rng, shape, low, high):
     """Ids of [low, high), of which a row has none twice, all such rows being equally likely."""
     np = package("numpy")
     if shape[1] > high - low:
-        raise Error(f"{shape[1]} different ids do not exist in {low} .. {high - 1}")
+        raise Error(f"{low} .. {high - 1}: less than {counted(shape[1], 'different id')}")
     ids = rng.integers(low, high, shape, dtype=np.int32)
     rows = np.arange(shape[0])  # that may have an id twice
     while len(rows):
@@ -82,7 +82,7 @@ def mqar(rng, samples, T, pairs, vocab=VOCAB):
     np = package("numpy")
     low, high = pairs
     if not (1 <= low <= high and 4 * high <= T and T % 2 == 0):
-        raise Error(f"{low} to {high} pairs: not from 1 to a quarter of the length {T}, which must be even")
+        raise Error(f"{counted_range(low, high, 'pair')}: not from 1 to a quarter of the length {T}, which must be even")
     sizes = np.exp(rng.uniform(np.log(low), np.log(high + 1), samples)).astype(int).clip(low, high)
     return by_size(rng, samples, T, sizes, lambda *shape: mqar_of(*shape, vocab))
 
@@ -113,8 +113,8 @@ def overwritten(rng, samples, T, keys, rewrites, vocab=VOCAB):
     low, high = keys
     writes = high * (1 + sum(rewrites) / 2)  # in the mean
     if not (1 <= low <= high and 0 <= rewrites[0] <= rewrites[1] and T % 2 == 0 and 2 * (writes + high) <= T):
-        raise Error(f"{low} to {high} keys with {rewrites[0]} to {rewrites[1]} rewrites each: do not fit into "
-                    f"the length {T}, which must be even: {high} keys take {2 * (writes + high):.0f} tokens")
+        raise Error(f"{counted_range(low, high, 'key')} with {counted_range(*rewrites, 'rewrite')} each: not for the length "
+                    f"{T}, which must be even and at least {2 * (writes + high):.0f}")
     sizes = rng.integers(low, high + 1, samples)
     return by_size(rng, samples, T, sizes, lambda *shape: overwritten_of(*shape, rewrites, vocab))
 

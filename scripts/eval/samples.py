@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from fox import Error, Parser, Trainer, add_model_options, check_writable, read_json, recorded_option, write_file
+from fox import Error, Parser, Trainer, add_model_options, check_writable, counted, read_json, recorded_option, write_file
 
 CHUNK = 1 << 22  # tokens of requests in memory, about
 LONGEST = 1 << 16  # tokens that the trainer takes in a request without --seq-len
@@ -98,7 +98,7 @@ class Samples:
 
     def _say(self, missing):
         """Progress, from the first moment on: a sample may take minutes."""
-        text = f"{sum(key in self.results for key in missing)}/{len(missing)} samples"
+        text = f"{sum(key in self.results for key in missing)}/{counted(len(missing), 'sample')}"
         if sys.stderr.isatty():
             print(f"\r{text} ", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self.said >= SAY_EVERY:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Error, Parser, checkpoint, new_folder, run  # noqa: E402
+from common import Error, Parser, checkpoint, counted, new_folder, run  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -106,7 +106,7 @@ def rename(path, header, length, names):
             new[part] = dict(dtype=tensor["dtype"], shape=[rows, *shape[1:]],
                              data_offsets=[begin + i * bytes_of_part, begin + (i + 1) * bytes_of_part])
     if size != max(tensor["data_offsets"][1] for tensor in header.values()):
-        raise ValueError(f"{path.name}: has {size} bytes of data: it is cut short")
+        raise ValueError(f"{path.name}: has {counted(size, 'byte')} of data: it is cut short")
     return new
 
 
@@ -131,7 +131,7 @@ def convert(folder, out, length):
     found = [name for header, _ in headers.values() for name in header if name != "__metadata__"]
     for name in names:
         if found.count(name) != 1:
-            raise ValueError(f"tensor {name} is in {found.count(name)} files")
+            raise ValueError(f"tensor {name} is in {counted(found.count(name), 'file')}")
     dtype = dict(F32="float32", BF16="bfloat16", F16="float16", F64="float64")[
         headers[files[0]][0][found[0]]["dtype"]]
     new = {file: rename(folder / file, *headers[file], names) for file in files}

@@ -40,7 +40,7 @@ import doc_text
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
-from common import Error, Parser, run, write_file  # noqa: E402
+from common import Error, Parser, counted, run, write_file  # noqa: E402
 
 D, HELD_EACH, HELD, TRAIN = 65536, 4, 256, 4096  # tokens; documents: of a held-out package, of all, for training
 ROW, ROWS, HELD_ROWS, INTACT_EACH = 16384, 8192, 128, 8  # of short documents: tokens, rows of the streams; documents
@@ -220,7 +220,7 @@ def long_documents(packages, folder, prefix, scratch):
         if package.split == "held":
             chosen = [(2 * k + 1) * count // (2 * HELD_EACH) for k in range(HELD_EACH)] if count >= HELD_EACH else []
         taken[package.split] += [(package.name, i, tokens[i * D : (i + 1) * D]) for i in chosen]
-        print(f"{package.split} {package.name}: {len(chosen)} of {count} documents", flush=True)
+        print(f"{package.split} {package.name}: {len(chosen)} of {counted(count, 'document')}", flush=True)
     # of more documents than are wanted, those with the lowest draws, in their order
     order = sorted(taken["train"], key=lambda t: draw(f"{t[0]} {t[1]}"))[:TRAIN]
     wanted = {(name, i) for name, i, _ in order}
@@ -243,7 +243,7 @@ def read_stream(folder, split, scratch):
     tokens = encode(scratch, "--list", scratch / "list")
     begins = [i for i, token in enumerate(tokens) if token == END_OF_TEXT]
     if len(begins) != len(names):
-        raise Error(f"{len(names)} documents of {split} became {len(begins)}")
+        raise Error(f"{counted(len(names), 'document')} of {split} became {len(begins)}")
     return [(name.partition("/")[0], array.array("I", tokens[begin + 1 : end]))
             for name, begin, end in zip(names, begins, [*begins[1:], len(tokens)])]
 
@@ -314,8 +314,8 @@ def shards(packages, folder, prefix):
     text = json.dumps(about, indent=1)
     write_file(f"{prefix}.json", re.sub(r'\n {2,}(?=[]"\d}])', " ", text) + "\n")
     held = about["held"]["documents"]
-    print(f"corpus {about['name']}: {about['train']['documents']} and {len(held)} documents, "
-          f"{len(about['train']['packages'])} and {len({d['package'] for d in held})} packages")
+    print(f"corpus {about['name']}: {about['train']['documents']} and {counted(len(held), 'document')}, "
+          f"{len(about['train']['packages'])} and {counted(len({d['package'] for d in held}), 'package')}")
     if not enough:
         raise Error("the packages have too few documents for what is wanted")
 

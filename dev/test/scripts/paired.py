@@ -1,8 +1,9 @@
-"""Checks the statistics of scripts/common.py against printed tables and a published test; for test_compare.sh."""
+"""Checks scripts/common.py: its statistics against printed tables and a published test, counts in messages;
+for test_compare.sh."""
 import sys
 
 sys.path.insert(0, "scripts")
-from common import paired, t_quantile, t_tail  # noqa: E402
+from common import counted, counted_range, paired, t_quantile, t_tail  # noqa: E402
 
 # Student's t at 95%, two-sided, of 1 to 30 degrees of freedom, as textbooks print it
 TABLE = """12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179 2.160 2.145 2.131 2.120 2.110
@@ -37,3 +38,12 @@ assert paired([1.0, 3.0]) == (2, 1, 2, None, None)
 assert paired([1, 3, 2]).half_width > 0
 # equal differences have no error
 assert paired([2, 2, 2]) == (2, 0, 3, 0, 0) and paired([0, 0, 0]) == (0, 0, 3, 0, 1)
+
+# As dev/test/llmc/test_numbers.c has them for llmc/base/common.h
+for n, noun, want in ((1, "token", "1 token"), (0, "token", "0 tokens"), (2, "token", "2 tokens"),
+                      (2, "micro-batch", "2 micro-batches"), (2, "pass", "2 passes"), (2, "index", "2 indexes"),
+                      (1, "entry", "1 entry"), (2, "entry", "2 entries"), (2, "key", "2 keys"), (2, "month", "2 months"),
+                      (2, "training sequence", "2 training sequences")):
+    assert counted(n, noun) == want, (counted(n, noun), want)
+ranges = [counted_range(*pair, "key") for pair in ((1, 1), (0, 1), (2, 2), (1, 3))]
+assert ranges == ["1 key", "0 to 1 key", "2 keys", "1 to 3 keys"], ranges

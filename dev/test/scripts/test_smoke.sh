@@ -280,7 +280,7 @@ bench() {
 *json*) exec python3 "$@" ;;
 esac'
     check "make bench" env PYTHON=$scratch/python THREADS=1 BATCH=1 STEPS=1 dev/reference/bench_cpu.sh
-    said "PyTorch 9.9 on 1 threads"
+    said "PyTorch 9.9, threads: 1"
     equals 2 "$(grep -c 'train_fox / PyTorch  *[0-9.]*x  *0.00x' $scratch/stdout)"
     mv $scratch/stdout $scratch/bench
     check "plausible numbers: $(grep '^train_fox' $scratch/bench)" awk '$1 == "train_fox" && NF == 3 {

@@ -263,7 +263,7 @@ for r in results.values():
 lines, data, tests = plan.read_lines(runs), plan.read_sets(runs, "data"), plan.read_sets(runs, "test")
 rows = from_scratch.rows_of_task("over", lines, results, data)
 below = [name for name in results if from_scratch.stays_below(results[name], ["over_T128"])]  # after four steps likely both
-assert rows[0][-1] == "T128" and len(rows) == 4 - len(below) and rows[-1][:2] == ("1 runs", from_scratch.NONE), rows
+assert rows[0][-1] == "T128" and len(rows) == 4 - len(below) and rows[-1][:2] == ("1 run", from_scratch.NONE), rows
 last = from_scratch.lines_of_task("over", lines, results, data)[-1]
 assert not below or (last.startswith("Below 1% right everywhere") and last.endswith(f": {', '.join(below)}.")), last
 assert [row[0] for row in from_scratch.rows_of_keys("over", lines, results, tests)[1:]] == ["no run that learned it yet"]
@@ -309,8 +309,8 @@ for name in fox transformer; do
     done
 done | cat <(grep -v ' 11 ' $scratch/runs.txt) - >$scratch/short.txt
 short() { study --runs $scratch/short.txt --corpus $scratch/short/corpus --minutes 5 "$@"; }
-dies "short/corpus: a corpus of short documents, which lr_fox-pro_1e-3 is not trained on" short lr_fox-pro_1e-3
-dies "/corpus: a corpus of long documents, which short-fox-true_11 is not trained on" study --minutes 5 \
+dies "short/corpus: a corpus whose documents are short, which lr_fox-pro_1e-3 is not trained on" short lr_fox-pro_1e-3
+dies "/corpus: a corpus whose documents are long, which short-fox-true_11 is not trained on" study --minutes 5 \
     --runs $scratch/short.txt short-fox-true_11
 check "a list of those that fit" short --list
 equals "4" "$(grep -c '^short-.* next$' $scratch/stdout)"

@@ -123,7 +123,7 @@ class TestRecall(Case):
         common = ["--seq-len", 64, "--tokens", 640, "--out", self.tmp / "r"]
         self.dies("mqar needs --pairs", "recall_shards.py", "mqar", *common)
         self.dies("mqar has no --keys", "recall_shards.py", "mqar", "--pairs", 4, "--keys", 4, *common)
-        self.dies("64 to 64 pairs", "recall_shards.py", "mqar", "--pairs", 64, *common)
+        self.dies("64 pairs", "recall_shards.py", "mqar", "--pairs", 64, *common)
         self.dies("--pairs 8:2: the lower number stands first", "recall_shards.py", "mqar", "--pairs", "8:2", *common)
         self.assertFalse(list(self.tmp.glob("r*")))
 
@@ -131,9 +131,9 @@ class TestRecall(Case):
         for expected, wrong in (
                 ("a quarter of the length 64", lambda: recall.mqar(rng(1), 1, 64, (4, 17))),
                 ("must be even", lambda: recall.mqar(rng(1), 1, 65, (4, 4))),
-                ("5 to 4 pairs", lambda: recall.mqar(rng(1), 1, 64, (5, 4))),
-                ("64 keys take 4352 tokens", lambda: recall.overwritten(rng(1), 1, 1024, (64, 64), (32, 32))),
+                ("5 to 4 pairs: not", lambda: recall.mqar(rng(1), 1, 64, (5, 4))),
+                ("64 keys with 32 rewrites each: not for the length 1024, which must be even and at least 4352", lambda: recall.overwritten(rng(1), 1, 1024, (64, 64), (32, 32))),
                 ("a vocabulary of 9", lambda: recall.mqar(rng(1), 1, 64, (4, 4), 9)),
-                ("5000 different ids", lambda: recall.overwritten(rng(1), 1, 65536, (50, 50), (99, 99)))):
+                ("less than 5000 different ids", lambda: recall.overwritten(rng(1), 1, 65536, (50, 50), (99, 99)))):
             with self.assertRaisesRegex(fox.Error, expected):
                 wrong()

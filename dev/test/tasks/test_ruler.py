@@ -257,7 +257,7 @@ class TestRuler(TaskCase):
         words.write_text("a few words")
         self.dies("words.txt: fewer than 100 words", "tasks/ruler.py", *arguments, "--words", words)
         words.write_text(" ".join(WORDS[:120]))
-        self.dies("120 words are too few for cwe", "tasks/ruler.py", *arguments, "--words", words, "--lengths", 65536,
+        self.dies("has 120 words, too few for cwe", "tasks/ruler.py", *arguments, "--words", words, "--lengths", 65536,
                   "--tasks", "cwe")
         self.run_script("tasks/ruler.py", *arguments, "--tasks", "vt", "--lengths", 2048, "--samples", 1)
         self.dies("was made with --seed 0; give another --out", "tasks/ruler.py", *arguments, "--seed", 1)

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, Parser, Tokenizer, add_model_options, run  # noqa: E402
+from fox import Error, Parser, Tokenizer, add_model_options, counted, run  # noqa: E402
 from needle import read_text, text_files  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers, training_length  # noqa: E402
 
@@ -110,7 +110,7 @@ class Ruler:
         draws = prompts.Draws(random.Random(0), self.words, self.text)
         needed = math.ceil(1.1 * self.encoded(task, length, self.sizes_of(task, length)[0], draws)[1])  # draws differ
         if needed > length:
-            print(f"left out: {task} of {length} tokens, which takes {needed}", file=sys.stderr)
+            print(f"left out: {task} of {counted(length, 'token')}, which takes {needed}", file=sys.stderr)
         return needed <= length
 
     def sample(self, key):
@@ -123,10 +123,11 @@ class Ruler:
         least, most = self.sizes_of(task, length)
         found = longest(make, length, least, most, self.sizes.get((task, length), length // 30))
         if not found:
-            raise Error(f"--lengths {length}: too short for {task}, which has {make(least)[1]} tokens")
+            raise Error(f"--lengths {length}: too short for {task}, which has {counted(make(least)[1], 'token')}")
         n, tokens, (prompt, ids, answer, reserved) = found
         if task == "cwe" and n == most and tokens < 0.9 * length:
-            raise Error(f"--words {self.options.words}: {most} words are too few for {task} of {length} tokens")
+            raise Error(f"--words {self.options.words}: has {counted(most, 'word')}, too few for {task} "
+                        f"of {counted(length, 'token')}")
         self.sizes[task, length] = n
         generate = {"type": "generate", "prompt": ids, "max_tokens": reserved, "temperature": 0, "until": []}
         scored = {"type": "score", "context": ids, "continuation": answer}

@@ -31,7 +31,7 @@ from collections import namedtuple
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, run  # noqa: E402
+from fox import Error, counted, run  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers, task_parser, training_length  # noqa: E402
 
 SPACE = 128  # tokens of text behind each stale copy
@@ -63,7 +63,7 @@ class HeldOut:
             self.places[n] = [(len(ids) // doc_len) * max(0, doc_len - n + 1) for ids, doc_len in self.shards]
         if not any(self.places[n]):
             longest = max(doc_len for _, doc_len in self.shards)
-            raise Error(f"--data {self.pattern}: {n} tokens are asked for, its longest document has {longest}")
+            raise Error(f"--data {self.pattern}: asked for {counted(n, 'token')}, its longest document has {longest}")
         [(ids, doc_len)] = rng.choices(self.shards, self.places[n])
         begin = rng.randrange(len(ids) // doc_len) * doc_len + rng.randrange(doc_len - n + 1)
         return ids[begin:begin + n].tolist()
