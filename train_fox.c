@@ -14,18 +14,18 @@ run computes the same bits on any number of threads.
 */
 #include <omp.h>
 
-#include "llmc/baselines/deltanet/deltanet.h"
-#include "llmc/baselines/hgrn2/hgrn2.h"
-#include "llmc/baselines/mamba2/mamba2.h"
-#include "llmc/cpu/adamw.h"
-#include "llmc/cpu/core_time.h"
-#include "llmc/cpu/layer.h"
-#include "llmc/cpu/matmul.h"
-#include "llmc/cpu/memory.h"
-#include "llmc/cpu/threads.h"
-#include "llmc/cpu/vector.h"
-#include "llmc/exchange/mpi.h"
-#include "llmc/train/train.h"
+#include "llmc/baselines/deltanet/deltanet.h" // defines: deltanet_mixer
+#include "llmc/baselines/hgrn2/hgrn2.h"       // defines: hgrn2_mixer
+#include "llmc/baselines/mamba2/mamba2.h"     // defines: mamba2_mixer
+#include "llmc/cpu/adamw.h"                   // defines: global_squares, clip_scale, adamw_update
+#include "llmc/cpu/core_time.h"               // defines: CoreTime, core_time_now, CoreWatch
+#include "llmc/cpu/layer.h"                   // defines: Layer, Mixer, Norm, layer_linear, rmsnorm_*, NUM_PIECES
+#include "llmc/cpu/matmul.h"                  // defines: Linear, linear_*, matmul, rows_of, transpose_of
+#include "llmc/cpu/memory.h"                  // defines: memory_left
+#include "llmc/cpu/threads.h"                 // defines: threads_start
+#include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
+#include "llmc/exchange/mpi.h"                // defines: mpi_sum, mpi_reduce_scatter, mpi_all_gather
+#include "llmc/train/train.h"                 // defines: run_main; includes Config, ParamTable, Run, Trainer
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]
