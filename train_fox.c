@@ -19,7 +19,7 @@ run computes the same bits on any number of threads.
 #include "llmc/baselines/mamba2/mamba2.h"     // defines: mamba2_mixer
 #include "llmc/cpu/adamw.h"                   // defines: global_squares, clip_scale, adamw_update
 #include "llmc/cpu/core_time.h"               // defines: CoreTime, core_time_now, CoreWatch
-#include "llmc/cpu/layer.h"                   // defines: Layer, Mixer, Norm, layer_linear, rmsnorm_*, NUM_PIECES
+#include "llmc/cpu/layer.h"                   // defines: Layer, Mixer, Norm, layer_linear, rmsnorm_*
 #include "llmc/cpu/matmul.h"                  // defines: Linear, linear_*, matmul, rows_of, transpose_of
 #include "llmc/cpu/memory.h"                  // defines: memory_left
 #include "llmc/cpu/threads.h"                 // defines: threads_start
