@@ -93,7 +93,8 @@ class Report:
         if not self.drawn():
             return [f"Pictures: {NONE}."]
         captions = [(name, pictures.PICTURES[name][1]) for name in pictures.names(self)]
-        return [line for name, text in captions for line in (f"![{text}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
+        return [line for name, text in captions
+                for line in (f"![{re.split('[,:;.]', text)[0]}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
 
     def drawn(self):
         """{name: runs} of what the pictures compare."""
@@ -174,9 +175,11 @@ class Report:
         return rate and self.results[f"lr_{group}_{rate}"]
 
     def table_families(self):
-        rows = [(group, *self.row_of(group, r)[1:]) if (r := self.best_of(group)) else (group, NONE, *[""] * (len(COLUMNS) - 1))
-                for group in self.groups()]
-        return table(("model", *COLUMNS), *collapsed(rows, 1))
+        shown = [COLUMNS.index(name) + 1 for name in ("lr", "validation", "1 to 16K", "16K to 64K", "minutes", "step below 3")]
+        best = {group: self.best_of(group) for group in self.groups()}
+        rows = [(group, *([self.row_of(group, r)[k] for k in shown] if r else (NONE, *[""] * (len(shown) - 1))))
+                for group, r in best.items()]
+        return table(("model", *(COLUMNS[k - 1] for k in shown)), *collapsed(rows, 1))
 
     def repeats(self, name):
         """[(run, its repeat)] of one of the main pair, over seeds."""

@@ -362,7 +362,7 @@ pairs = {row[0]: row[1:] for row in rows(text, "pairs")[2:]}
 assert pairs["fox-llama minus transformer-llama"] == ["2", "-0.2500", "-0.2500", "-0.2500", "4.00 (2)"], pairs
 assert pairs["1 more"][:2] == ["", "no run yet"], pairs
 families = {row[0]: row[1:] for row in rows(text, "families")[2:]}
-assert families["deltanet"][:3] == ["0.001", "1", "2.1250"] and families["deltanet"][10] == "one, 1", families
+assert families["deltanet"] == ["0.001", "2.1250", "2.1250", "3.0000", "60.0", "3,264"], families
 assert families["2 more"][:2] == ["no run yet", ""], families
 assert rows(text, "overwritten_keys")[2:] == [["over-fox-llama_5e-4", "1K", "16", *row] for row in (
     ["0", "0.0", "25.0", "75.0"], ["1", "50.0", "25.0", "25.0"])], rows(text, "overwritten_keys")
