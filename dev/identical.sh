@@ -3,14 +3,17 @@
 #
 #     dev/identical.sh SHARD A B                              two CPU trainers
 #     dev/identical.sh --gpu [--levels LEVELS] SHARD A B      two GPU trainers, on the first GPU
+#     dev/identical.sh --ranks [--levels LEVELS] SHARD A B    the same, two ranks of each on that GPU: they are
+#                                                             build/gpu/train_fox_one_gpu of two trees
 #
-# Trains the nano model of all families for 30 steps from one seed on SHARD (byte tokens, at least 60,000), and
-# compares weights and AdamW's moments byte for byte. On a GPU: --deterministic, with every level of recomputation, and
-# attention with heads of 64 and 128 channels. Then both continue prompts, and answer requests that are longer than a
-# window and than a page, share prefixes, and take more slots than there are; the answers are compared. --levels: those of
-# --recompute, "none fused qkv block", each as A:B where the trainers have other names for it: where A has no `fused`, what
-# it calls `none` is B's `fused`, "none:fused qkv block". Prints a line per case, `same` or `differ`; exit code 1 if any
-# differs.
+# Trains the nano model of all families for 30 steps from one seed on SHARD (byte tokens, at least 200,000), and
+# compares weights and AdamW's moments byte for byte; also with packed documents, and on a GPU in FP8 where it has
+# that. On a GPU: --deterministic, with every level of recomputation, and attention with heads of 64 and 128 channels.
+# Then both continue prompts, and answer requests that are longer than a window and than a page, share prefixes, and take
+# more slots than there are; the answers are compared. --ranks: data parallel, and with sequences that the two ranks share,
+# short ones and one of several chunks. --levels: those of --recompute, "none fused qkv block", each as A:B where the
+# trainers have other names for it: where A has no `fused`, what it calls `none` is B's `fused`, "none:fused qkv block".
+# Prints a line per case, `same` or `differ`; exit code 1 if any differs.
 #
 # Recipe, with the state before the change in ../before (git worktree add ../before COMMIT):
 #
@@ -29,10 +32,13 @@ die() {
     exit 1
 }
 
-gpu=false levels="none fused qkv block"
-if [ "${1-}" = --gpu ]; then gpu=true && shift; fi
+gpu=false ranks=1 levels="none fused qkv block"
+case ${1-} in
+--gpu) gpu=true && shift ;;
+--ranks) gpu=true ranks=2 && shift ;;
+esac
 if [ "${1-}" = --levels ] && [ $# -ge 2 ]; then levels=$2 && shift 2; fi
-[ $# = 3 ] || die "usage: dev/identical.sh [--gpu [--levels LEVELS]] SHARD A B"
+[ $# = 3 ] || die "usage: dev/identical.sh [--gpu|--ranks [--levels LEVELS]] SHARD A B"
 shard=$1 a=$2 b=$3
 [ -r "$shard" ] || die "$shard: cannot read this shard"
 for trainer in "$a" "$b"; do [ -x "$trainer" ] || die "$trainer: is not built"; done
@@ -46,20 +52,48 @@ failed=0
 # Two passes a step; sequences that do not end with a tile of any kernel, long enough for blocks to be pruned.
 run="--seq-len 500 --batch-tokens 2000 --micro-batch 2 --max-tokens 60000 --warmup-tokens 10000 --seed 7 --shuffle"
 
+# FP8's GEMMs want multiples of 16 tokens on a rank.
+fp8="--fp8 --seq-len 480 --batch-tokens 1920 --max-tokens 57600"
+
+# run_ranks COMMAND...: on one rank, or on two of one GPU; a rank that loses the other one ends by itself
+port=$((20000 + $$ % 10000))
+run_ranks() {
+    if [ $ranks = 1 ]; then
+        "$@"
+        return
+    fi
+    port=$((port + 1)) pids=
+    for rank in 0 1; do
+        WORLD_SIZE=2 RANK=$rank LOCAL_WORLD_SIZE=2 LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            "$@" --timeout 60 &
+        pids="$pids $!"
+    done
+    code=0
+    for pid in $pids; do wait "$pid" || code=$?; done
+    return $code
+}
+
 # train TRAINER OUT OPTION...
 train() {
     trainer=$1 out=$scratch/$2
     shift 2
     rm -rf "$out"
-    "$trainer" "$@" $run --data "$shard" --out "$out" >"$scratch/log" 2>&1 && return
+    run_ranks "$trainer" $run "$@" --data "$shard" --out "$out" >"$scratch/log" 2>&1 && return
     die "$trainer $*: $(tail -n 1 "$scratch/log")"
+}
+
+# Can the GPU train in FP8?
+has_fp8() {
+    "$a" --model fox-pro-nano $run $fp8 --dry-run >/dev/null 2>&1 && return
+    echo "left out: FP8, which begins with compute capability 8.9"
+    return 1
 }
 
 # compare NAME: the last checkpoints of both runs
 compare() {
     result=same
     for file in model.safetensors optimizer.safetensors; do
-        cmp -s "$scratch/a/step_00000030/$file" "$scratch/b/step_00000030/$file" || result=differ
+        cmp -s "$scratch"/a/step_*/$file "$scratch"/b/step_*/$file || result=differ
     done
     [ $result = same ] || failed=1
     printf '%-6s  %s\n' $result "$1"
@@ -109,8 +143,20 @@ cases() {
         train "$b" b "$@" $flags ${flags:+${level#*:}}
         compare "$name${flags:+, recompute $level}"
     done
-    infer "$name"
+    [ $ranks = 2 ] || infer "$name"
 }
+
+if [ $ranks = 2 ]; then
+    cases "data parallel" --model fox-pro-nano
+    for family in fox-pro fox-llama transformer-pro transformer-llama transformer-swa; do
+        cases "$family, shared sequences" --model $family-nano --set num_heads=2 --sequence-ranks 2
+    done
+    cases "shared sequences of packed documents" --model fox-pro-nano --set document_reset=true --sequence-ranks 2
+    cases "a shared sequence of two chunks" --model fox-pro-nano --sequence-ranks 2 --seq-len 65536 --batch-tokens 65536 \
+        --micro-batch 1 --max-tokens 196608
+    if has_fp8; then cases "shared sequences in FP8" --model fox-pro-nano $fp8 --sequence-ranks 2; fi
+    exit $failed
+fi
 
 for family in fox-pro fox-llama transformer-pro transformer-llama; do
     cases $family --model $family-nano --set num_heads=2
@@ -118,4 +164,8 @@ for family in fox-pro fox-llama transformer-pro transformer-llama; do
 done
 cases transformer-swa --model transformer-swa-nano
 for family in deltanet hgrn2 mamba2; do cases $family --model $family-nano; done
+for family in fox-pro mamba2; do
+    cases "$family, packed documents" --model $family-nano --set document_reset=true
+done
+if $gpu && has_fp8; then cases "fox-pro, FP8" --model fox-pro-nano $fp8; fi
 exit $failed
