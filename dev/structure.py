@@ -9,8 +9,8 @@ named with their reason in KERNELS_OVER_120; at most 700 lines a file, 1400 a tr
 names have a fifth, and 16 files a folder; includes only down LADDER, before the first definition; no function twice in what a
 trainer includes; functions and types of llmc/ only where their file is included; initializers of more than 5 fields name them;
 only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may leave out i < N; PHRASES in comments
-no oftener than today. Warns, without failing, where a file of llmc/ has more than 500 lines, a trainer 1250, a folder 12
-files.
+no oftener than today; paths of llmc/ in comments and pages exist. Warns, without failing, where a file of llmc/ has more than
+500 lines, a trainer 1250, a folder 12 files.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -467,6 +467,19 @@ def check_phrases(checks, texts):
             checks.warnings.append(f"warning: dev/structure.py: PHRASES: /{phrase}/ is {len(hits)} times in comments by now")
 
 
+def check_paths(checks, root, paths):
+    """Files and folders of llmc/ that comments and pages name exist, whether with llmc/ or as room/file.h."""
+    named = re.compile(rf"(?<![\w/.$])(?:llmc/([\w/]*[\w.]*\w)|((?:{'|'.join(ROOMS)})/[\w/]+\.c?u?h))\b")
+    for path in paths:
+        if not path.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh", ".md")) or path == "dev/test/test_structure.sh":
+            continue
+        text = open(os.path.join(root, path), encoding="utf-8").read()
+        for match in named.finditer(text):
+            name = f"llmc/{match.group(1) or match.group(2)}"
+            checks.check(any(p.startswith(name) for p in paths), path, 1 + text.count("\n", 0, match.start()),
+                         f"names {name}, which does not exist")
+
+
 def check_top_level(checks, paths):
     for name in sorted({p.split("/")[0] for p in paths}):
         checks.check(name in TOP_LEVEL, name, 1, "not among what the top level holds")
@@ -576,6 +589,7 @@ def main(arguments):
     check_initializers(checks, codes)
     check_bounds(checks, codes)
     check_phrases(checks, texts)
+    check_paths(checks, root, paths)
     check_top_level(checks, paths)
     check_includes(checks, root, codes)
     options = check_options(checks, codes)

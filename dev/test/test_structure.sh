@@ -213,6 +213,12 @@ echo 'void f(int** p) { for (int i = 0; p[i] && i < 2; i++) {} }' >"$tree/llmc/b
 broken llmc/base/base.h:1 "an element is read before its index i is bounded"
 echo 'void f(int** p) { for (int i = 0; i < 2 && p[i]; i++) {} }' >"$tree/llmc/base/base.h"
 check "an element behind the bound of its index" run
+for name in llmc/gone llmc/run/command/gone.h run/gone.h; do
+    printf '// llmc/run, model/config.h, llmc/model/config.h.\n// Called by %s: for a test.\n' $name >"$tree/data/tool.h"
+    broken data/tool.h:2 "names llmc/${name#llmc/}, which does not exist"
+    echo "Line, \`llmc/model\`, and ($name)" >"$tree/README.md"
+    broken README.md:1 "names llmc/${name#llmc/}, which does not exist"
+done
 touch "$tree/dev/17.c"
 broken dev:1 "17 files, at most 16"
 touch "$tree/notes.txt"

@@ -9,7 +9,7 @@ but for the rounding of exp.
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
 for n tokens kept, on average. Without a cut nothing is sorted.
 
-Called by the CPU trainer; the settings by llmc/inference/engine.
+Called by the CPU trainer; the settings by llmc/serve.
 */
 #pragma once
 
