@@ -1,5 +1,5 @@
 /*
-Saves checkpoints behind training's back, one at a time, on all ranks together.
+Saves checkpoints in the background, one at a time, on all ranks together.
 
     saver_start     collective. Rank 0 creates the temporary folder. A thread of each rank then writes the
                     rank's numbers, or sends them to rank 0's thread where the rank does not see its disk, and

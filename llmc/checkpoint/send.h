@@ -1,7 +1,7 @@
 /*
-Saving on ranks of which some may not see rank 0's disk: --out on a local disk instead of a shared file system. A rank
-that sees the folder writes its own ranges of the files (write.h). Any other sends them to rank 0, again and again
-{file, offset, bytes} and the bytes; file -1 ends.
+Saving on ranks of which some may not see rank 0's disk: --out on a local disk instead of a shared file
+system. A rank that sees the folder writes its own ranges of the files (write.h). Any other sends rank 0
+messages of {file, offset, bytes} and the bytes; file -1 ends.
 
 Called by saver.h.
 */

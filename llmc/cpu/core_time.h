@@ -1,6 +1,7 @@
 /*
-Do the threads of a step get the cores that they need? Where other programs run on them, a step may take eight
-times as long, and nothing else tells why: all threads of a parallel region wait for the one without a core.
+Measures whether the threads of a step get the cores that they need. If other programs run on these, a step
+may take eight times as long, and nothing else tells why: all threads of a parallel region wait for the one
+without a core.
 
 Compares the CPU time of the process with the time of its threads on the clock. They differ by what threads
 waited for a core, and by what they slept because the step had no work for so many.

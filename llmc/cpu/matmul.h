@@ -1,9 +1,9 @@
 /*
-Matrix products of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer made of them.
+Matmul of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer made of them.
 
 Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are
 packed into panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR
-sums stay in vector registers. With -DUSE_OPENBLAS large products go through OpenBLAS instead.
+sums stay in vector registers. With -DUSE_OPENBLAS large ones call OpenBLAS instead.
 
 train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
 */

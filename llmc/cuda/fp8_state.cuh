@@ -2,7 +2,7 @@
 What --fp8 keeps besides a model: weights in FP8, the scales of all tensors, the buffers of a pass.
 
 Scales of inputs and gradients are delayed: a step quantizes with scales from the largest amax of the last
-FP8_HISTORY steps, and finds its own amax on the way. So a tensor is quantized by the kernel that computes it.
+FP8_HISTORY steps, and measures its own amax. So a tensor is quantized by the kernel that computes it.
 The scale of weights is that of the weights as they are.
 
     fp8_weights         of one layer, before its first pass with new weights: amax, then both copies

@@ -1,6 +1,6 @@
 /*
-What follows from the architecture that the loaded code was compiled for: it is not always the GPU's own, as
-the driver compiles the program's PTX of sm_80 for any GPU that has no code of its own.
+Which kernels run, by the architecture that the loaded code was compiled for. It is not always the GPU's own:
+the driver compiles the program's PTX of sm_80 for any GPU without code of its own.
 
 attention.cuh and launch.cuh pass ptx_version, from cudaFuncAttributes of one of their kernels.
 */

@@ -28,7 +28,7 @@ typedef struct {
     int num_names;
     struct {
         const char* name;
-        double ms[NUM_RANGE_PASSES]; // of all ranges between range_log_start and range_log_stop, added up
+        double ms[NUM_RANGE_PASSES]; // sum over all ranges between range_log_start and range_log_stop
     } sums[RANGE_LOG_NAMES];         // in order of first appearance
 } RangeLog;
 

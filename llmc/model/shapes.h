@@ -42,7 +42,7 @@ typedef struct {
     DocumentCount documents; // of its batches; all 0 without document_reset
 } StepVotes;
 
-// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient
+// Sums of an optimizer step over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient
 // are weighted by 1 / tokens of the step whatever counts, and scaled to the mean over the targets at its end.
 typedef struct {
     double loss;    // on the GPU the sum of the tokens' losses, on the CPU divided by the tokens of the step

@@ -1,6 +1,6 @@
 /*
 Memory of the GPU trainer, in bytes, by part. train_fox.cu plans with the functions of weights, optimizer and
-overhead; what its passes hold it adds up from its own tables of activations. gpu_pass_bytes estimates that
+overhead; the memory of its passes is the sum over its own tables of activations. gpu_pass_bytes estimates that
 for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_without_gpu.sh compares the two.
 */
 #pragma once

@@ -1,6 +1,6 @@
 /*
-Initializing MPI under mpirun, with an end. MPI_Init returns when all ranks have called it, so for ever waits where one
-is another program, or has ended: a thread ends this process after the timeout, and names the ranks that are missing.
+MPI_Init under mpirun, with a timeout. MPI_Init returns when all ranks have called it: it would wait for ever if one is
+another program or has ended. So a thread ends this process after the timeout, and names the missing ranks.
 
 A rank shows the others of its host that it has come by a datagram socket in the abstract namespace, which needs no
 file and goes with the process.

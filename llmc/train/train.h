@@ -7,7 +7,7 @@ A step of the loop, for a trainer with one step in flight:
     log step s - 1  finish_step; dies if the step is not valid (step_is_valid), where update changed nothing
     where due       log step s too, then begin to save, validate, evaluate and sample, in this order
 
-A checkpoint is written behind training's back (saver.h), and gets its name as soon as all ranks have written
+A checkpoint is written in the background (saver.h), and gets its name as soon as all ranks have written
 their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end
 of training a checkpoint, a validation and an evaluation are always
 due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is

@@ -2,12 +2,12 @@
 Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
 A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so
-that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys
-page by page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows
-of the pass nor on how the sequence was cut into passes.
+that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query reads its keys
+page by page in an online softmax, so a row's bits depend neither on the other rows of the pass nor on how the
+sequence was cut into passes.
 
-Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). The
-keys up to the end e of a page have at most this share of query i's weight:
+Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). The keys up to the end e of
+a page have at most this share of query i's weight:
 
     exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
 
@@ -24,7 +24,7 @@ Called by cache.h.
 #include "../../cpu/matmul.h"
 #include "../../config/config.h"
 
-// What a head has added up over its tokens so far.
+// Sums of a head over its tokens so far
 typedef struct {
     double cum_logf;
     double weight;     // ln of the sum of exp(-cum_logf)

@@ -1,5 +1,5 @@
 /*
-What leaves the device of a row's logits (RowScore of llmc/model/extension.h), after lm_head:
+Reduces a row's logits, after lm_head, to what the host needs of them (RowScore of llmc/model/extension.h):
 
     row_scores   the most likely token, and the log-probability of the target
     row_draws    the next token, by the rules and random numbers of the CPU's sampler (sampler.h)
