@@ -170,7 +170,7 @@ printf '# Of one\n' >"$tree/data/tool.sh"
 printf 'def f():\n    %s""Of two"""\n' '"' >"$tree/data/tool.py"
 broken llmc/base/base.h:2 "/^Of / is 3 times in comments, at most 1: the subject first"
 checker ''
-{ lines 79; section "inference (llmc/inference)" 21; } >"$tree/train_fox.cu"
+{ lines 79; section "inference (llmc/model)" 21; } >"$tree/train_fox.cu"
 broken train_fox.cu:1 "21 of 100 lines are in sections that are not the model, at most a fifth"
 touch "$tree"/llmc/base/{1..16}.h
 broken llmc/base:1 "17 files, at most 16"
