@@ -19,7 +19,7 @@ typedef struct {
 static Scan scan;
 static ScanBackward gradients;
 static ScanShape shape;
-static DecayWork decay;
+static SsdWork decay;
 static DeltaWork delta;
 static bf16* out;
 
@@ -72,9 +72,9 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     out = device_array<bf16>(n * d);
     ScanMemory memory = scan_memory(&scan);
     if (is_delta)
-        delta = delta_work(&memory, &shape, true);
+        delta = delta_rule_work(&memory, &shape, true);
     else
-        decay = decay_work(&memory, &shape, true);
+        decay = ssd_work(&memory, &shape, true);
 }
 
 static void free_inputs(void) {
@@ -91,24 +91,24 @@ static void backward(bool recomputes) {
 }
 
 static void bench_decay(int64_t B, int64_t T, int NH) {
-    set_inputs(B, T, NH, DECAY_V);
-    double n = (double)(B * T), v = n * NH * DECAY_V * 2, k = n * DECAY_K * 2, gate = n * NH * 4;
-    double states = n / DECAY_CHUNK * NH * DECAY_STATE * 2;
-    double state_gemm = 2 * n * NH * DECAY_STATE, pair_gemm = n * NH * DECAY_CHUNK * DECAY_V;
+    set_inputs(B, T, NH, SSD_V);
+    double n = (double)(B * T), v = n * NH * SSD_V * 2, k = n * SSD_K * 2, gate = n * NH * 4;
+    double states = n / SSD_CHUNK * NH * SSD_STATE * 2;
+    double state_gemm = 2 * n * NH * SSD_STATE, pair_gemm = n * NH * SSD_CHUNK * SSD_V;
     print_phases("Mamba-2",
                  {
-                     {"cum", 4 * gate, 0, [] { decay_cum(&decay, &scan, &shape, 0); }},
+                     {"cum", 4 * gate, 0, [] { ssd_cum(&decay, &scan, &shape, 0); }},
                      {"states", k + v + gate + states, state_gemm,
-                      [] { decay_states(&decay, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
+                      [] { ssd_states(&decay, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
                      {"output", 2 * k + 2 * v + 2 * gate + states, state_gemm + pair_gemm,
-                      [] { decay_output(out, &decay, &scan, &shape, 0); }},
+                      [] { ssd_output(out, &decay, &scan, &shape, 0); }},
                      {"dstates", k + v + gate + states, state_gemm,
-                      [] { decay_states(&decay, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
+                      [] { ssd_states(&decay, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
                      {"dq", 2 * k + 2 * v + 2 * gate + states + 4 * k, 2 * state_gemm + pair_gemm,
-                      [] { decay_dq(&decay, &gradients, &scan, &shape, 0); }},
+                      [] { ssd_dq(&decay, &gradients, &scan, &shape, 0); }},
                      {"dk, dv", 2 * k + 3 * v + 3 * gate + 2 * states + 2 * k, 2 * state_gemm + pair_gemm,
-                      [] { decay_dkv(&decay, &gradients, &scan, &shape, 0); }},
-                     {"sums", 8 * k + 4 * gate, 0, [] { decay_sums(&decay, &gradients, &shape, 0); }},
+                      [] { ssd_dkv(&decay, &gradients, &scan, &shape, 0); }},
+                     {"sums", 8 * k + 4 * gate, 0, [] { ssd_sums(&decay, &gradients, &shape, 0); }},
                      {"forward", 0, 0, [] { scan_forward(out, &scan, &shape, 0); }},
                      {"backward", 0, 0, [] { backward(false); }},
                      {"backward, recomputed", 0, 0, [] { backward(true); }},
@@ -123,16 +123,16 @@ static void bench_delta(int64_t B, int64_t T, int NH) {
     print_phases(
         "DeltaNet",
         {
-            {"prepare", 4 * x + t, 3 * pair_gemm, [] { delta_prepare(&delta, &scan, &shape, 0); }},
+            {"prepare", 4 * x + t, 3 * pair_gemm, [] { delta_rule_prepare(&delta, &scan, &shape, 0); }},
             {"states", 4 * x + states, 2 * state_gemm,
-             [] { delta_states(&delta, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
+             [] { delta_rule_states(&delta, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
             {"output", 4 * x + states, state_gemm + 2 * pair_gemm,
-             [] { delta_output(out, &delta, &scan, &shape, 0); }},
-            {"P^T dO", 4 * x, 2 * pair_gemm, [] { delta_y(&delta, &scan, gradients.dout, &shape, 0); }},
+             [] { delta_rule_output(out, &delta, &scan, &shape, 0); }},
+            {"P^T dO", 4 * x, 2 * pair_gemm, [] { delta_rule_y(&delta, &scan, gradients.dout, &shape, 0); }},
             {"dstates", 6 * x + states, 3 * state_gemm,
-             [] { delta_states(&delta, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
+             [] { delta_rule_states(&delta, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
             {"gradients", 9 * x + t + 2 * states, 3 * state_gemm + 7 * pair_gemm,
-             [] { delta_gradients(&delta, &gradients, &scan, &shape, 0); }},
+             [] { delta_rule_gradients(&delta, &gradients, &scan, &shape, 0); }},
             {"forward", 0, 0, [] { scan_forward(out, &scan, &shape, 0); }},
             {"backward", 0, 0, [] { backward(false); }},
             {"backward, recomputed", 0, 0, [] { backward(true); }},

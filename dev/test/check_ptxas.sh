@@ -3,7 +3,7 @@
 # registers), or if ptxas serialized wgmma instructions (its warnings C75xx). A few spills can pay:
 # qkv_backward is 10% faster with 34 bytes spilled and three blocks per SM than with no spills and two blocks.
 #
-# decay_dq_kernel<1>, for SMs whose shared memory holds one stage of it, is never launched on sm_100, where it spills
+# ssd_dq_kernel<1>, for SMs whose shared memory holds one stage of it, is never launched on sm_100, where it spills
 # 44 bytes.
 awk -v most=40 '
 /C75[0-9][0-9]/ { print "serialized wgmma: " $0; bad = 1 }
@@ -13,7 +13,7 @@ awk -v most=40 '
 }
 /bytes spill stores/ {
     kernels++
-    if ($5 > most && !(arch == "sm_100" && name ~ /^_Z15decay_dq_kernelILi1E/)) {
+    if ($5 > most && !(arch == "sm_100" && name ~ /^_Z13ssd_dq_kernelILi1E/)) {
         print name ", " arch ": " $5 " bytes spilled"
         bad = 1
     }

@@ -4,7 +4,7 @@ RMSNorm(o), the norm over each head's dh channels with one weight for all heads,
 
     q~, k~, v = silu(conv4(W in)), q = q~ / |q~|, k = k~ / |k~|    one projection, one kernel (conv.cuh)
     beta = sigmoid(Wb in)                                          one number a head
-    o = the recurrence with the delta rule, scale dh^-1/2          delta_*.cuh
+    o = the recurrence with the delta rule, scale dh^-1/2          delta_rule_*.cuh
 
 A row of the GPU trainer's mixers. Rows of proj have S elements, those of its GEMM, of which the first R are
 in use; the gradient of the padding is 0.
@@ -12,7 +12,7 @@ in use; the gradient of the padding is 0.
 #pragma once
 
 #include "../../layers/output_gate.cuh"
-#include "delta_backward.cuh"
+#include "delta_rule_backward.cuh"
 #include "../shared/conv_backward.cuh"
 #include "../shared/extend.cuh"
 #include "params.h"
@@ -69,7 +69,7 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
                                         int64_t B, int64_t T, Recompute recompute, int) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
     ScanShape shape = deltanet_scan_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape);
+    int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
     const int64_t backward = recompute != FORWARD_ONLY;
     DELTANET_ACTS(KEPT_ROW)
 }
@@ -84,8 +84,8 @@ static inline void deltanet_states(Activations* rows, const Config* config, cons
     int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, NH = config->num_heads;
     int64_t dh = config_head_size(config);
     ScanShape shape = deltanet_scan_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape),
-            scratch_bytes = (int64_t)delta_scratch_bytes(&shape, false);
+    int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape),
+            scratch_bytes = (int64_t)delta_rule_scratch_bytes(&shape, false);
     DELTANET_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }
@@ -102,7 +102,7 @@ static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
 
 static inline size_t deltanet_scratch_bytes(const Layer* layer) {
     ScanShape shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
-    return delta_scratch_bytes(&shape, !layer->forward_only);
+    return delta_rule_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------
@@ -197,7 +197,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     conv_forward(a.qkv, a.proj, &conv, layer->stream);
     beta_forward(a.beta, a.proj + 3 * d, rows, shape.NH, shape.row_stride, layer->stream);
-    delta_forward(a.o, &scan, &scan_shape, layer->stream);
+    delta_rule_forward(a.o, &scan, &scan_shape, layer->stream);
     output_gate_forward(a.y, a.o, &norm, &shape, layer->stream);
     linear_forward(out, a.y, residual, &o_proj, layer->matmul);
 }
@@ -227,7 +227,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
                          &shape, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     if (layer->recompute_qkv) conv_forward(a.qkv, a.proj, &conv, layer->stream);
-    delta_backward(&gradients, &scan, &scan_shape, layer->stream);
+    delta_rule_backward(&gradients, &scan, &scan_shape, layer->stream);
     beta_backward(a.dproj + 3 * d, a.dbeta, a.beta, &shape, shape.row_stride - 3 * d, layer->stream);
     conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial[2].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
@@ -252,7 +252,7 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     conv_extend(a.qkv, e->proj, a.history, &conv, cache, layer->stream);
     beta_forward(a.beta, e->proj + 3 * d, layer->T, shape.NH, shape.row_stride, layer->stream);
-    scan_extend(a.o, a.state, &scan, &scan_shape, delta_forward, cache, layer->stream);
+    scan_extend(a.o, a.state, &scan, &scan_shape, delta_rule_forward, cache, layer->stream);
     output_gate_forward(e->y, a.o, &norm, &shape, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }

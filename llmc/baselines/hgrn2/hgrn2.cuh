@@ -3,7 +3,7 @@ The HGRN2 mixer on the GPU (arXiv 2404.07904), as hgrn2.h has it on the CPU: out
 the norm over all d channels, and
 
     q~, f~, v = W in                                               one projection
-    o = the scan with a decay per channel, scale dh^-1/2           channel.cuh, from rows of proj
+    o = the scan with a decay per channel, scale dh^-1/2           gla.cuh, from rows of proj
     bound [d] = 0, or with use_lower_bound the sum over layers 1..l of the softmax over layers of
                 lower_bounds [L, d]
 
@@ -13,8 +13,8 @@ A row of the GPU trainer's mixers.
 */
 #pragma once
 
-#include "channel.cuh"
-#include "channel_step.cuh"
+#include "gla.cuh"
+#include "gla_step.cuh"
 #include "../shared/extend.cuh"
 #include "params.h"
 
@@ -48,7 +48,7 @@ typedef struct {
     HGRN2_STATES(ACTIVATION_FIELD)
 } Hgrn2States;
 
-static inline ChannelShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
+static inline GlaShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
     return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
 }
 
@@ -56,8 +56,8 @@ static inline void hgrn2_activations(Activations* rows, const Config* config, co
                                      int64_t B, int64_t T, Recompute recompute, int) {
     (void)table;
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
-    ChannelShape shape = hgrn2_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape);
+    GlaShape shape = hgrn2_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape);
     const int64_t backward = recompute != FORWARD_ONLY;
     HGRN2_ACTS(KEPT_ROW)
 }
@@ -71,9 +71,9 @@ static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
 static inline void hgrn2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
     int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, dh = config_head_size(config);
     int64_t bounded = config->use_lower_bound;
-    ChannelShape shape = hgrn2_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape),
-            scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
+    GlaShape shape = hgrn2_shape(config, 1, sizes->rows);
+    int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape),
+            scratch_bytes = (int64_t)gla_scratch_bytes(&shape, false);
     HGRN2_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }
@@ -83,10 +83,9 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const C
 
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
     (void)T;
-    if (config_head_size(c) != CHANNEL_HEAD)
-        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld",
-            CHANNEL_HEAD, (long long)config_head_size(c),
-            (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
+    if (config_head_size(c) != GLA_HEAD)
+        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld", GLA_HEAD,
+            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, GLA_HEAD));
     if (B * c->num_heads > UINT16_MAX) // gridDim.y
         die("HGRN2's kernels on the GPU take at most %d heads of all sequences of a micro-batch, not %lld: "
             "lower --micro-batch",
@@ -94,8 +93,8 @@ static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
 }
 
 static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
-    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
-    return channel_scratch_bytes(&shape, !layer->forward_only);
+    GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    return gla_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------
@@ -135,8 +134,7 @@ static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds,
 // ----------------------------------------------------------------------------
 // the mixer
 
-static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_t d, void* saved,
-                                    void* scratch) {
+static inline Gla hgrn2_gla(const bf16* proj, const float* bound, int64_t d, void* saved, void* scratch) {
     return {.q = proj,
             .f = proj + d,
             .v = proj + 2 * d,
@@ -148,15 +146,15 @@ static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_
 
 static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     Hgrn2Acts a = hgrn2_acts(layer);
-    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
-    Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
+    GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    Gla gla = hgrn2_gla(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
     channel.doc_start = layer->doc_start;
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    channel_forward(a.o, &channel, &shape, layer->stream);
+    gla_forward(a.o, &gla, &shape, layer->stream);
     rmsnorm_forward(a.y, a.o, &norm, layer->stream);
     linear_forward(out, a.y, residual, &o_proj, layer->matmul);
 }
@@ -164,16 +162,16 @@ static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const bf16* dout) {
     Hgrn2Acts a = hgrn2_acts(layer);
-    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
-    Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
+    Gla gla = hgrn2_gla(a.proj, a.bound, d, a.saved, layer->scratch);
     channel.doc_start = layer->doc_start;
-    ChannelBackward gradients = {.dq = a.dproj,
-                                 .df = a.dproj + d,
-                                 .dv = a.dproj + 2 * d,
-                                 .dbound = a.dbound,
-                                 .dout = din,
-                                 .recomputes = layer->recompute_qkv};
+    GlaBackward gradients = {.dq = a.dproj,
+                             .df = a.dproj + d,
+                             .dv = a.dproj + 2 * d,
+                             .dbound = a.dbound,
+                             .dout = din,
+                             .recomputes = layer->recompute_qkv};
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
@@ -182,7 +180,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     rmsnorm_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, false, &norm, layer->partial[1],
                      layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
-    channel_backward(&gradients, &channel, &shape, layer->stream);
+    gla_backward(&gradients, &gla, &shape, layer->stream);
     if (a.bound)
         hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0)->offset,
                     a.dbound);
@@ -197,7 +195,7 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     Hgrn2States a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     int64_t d = layer->config->hidden_size, dh = config_head_size(layer->config);
-    ChannelShape shape = hgrn2_shape(layer->config, 1, layer->T);
+    GlaShape shape = hgrn2_shape(layer->config, 1, layer->T);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
@@ -207,21 +205,21 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     int steps = for_long_sequences(cache, [&](const PassRows* sequence) {
         int64_t begin = sequence->begin;
-        Channel channel = hgrn2_channel(e->proj + begin * 3 * d, a.bound, d, a.saved, a.scratch);
-        ChannelShape one = shape;
+        Gla gla = hgrn2_gla(e->proj + begin * 3 * d, a.bound, d, a.saved, a.scratch);
+        GlaShape one = shape;
         one.T = sequence->end - begin;
         channel.state = slot_state(a.state, d * dh, sequence, layer->stream);
-        channel_forward(a.o + begin * d, &channel, &one, layer->stream);
+        gla_forward(a.o + begin * d, &gla, &one, layer->stream);
     });
-    ChannelStep step = {.q = e->proj,
-                        .f = e->proj + d,
-                        .v = e->proj + 2 * d,
-                        .bound = a.bound,
-                        .states = a.state,
-                        .row_stride = 3 * d,
-                        .NH = (int)shape.NH,
-                        .scale = shape.scale};
-    channel_step(a.o, &step, pass->sequences, steps ? pass->num_sequences : 0, layer->stream);
+    GlaStep step = {.q = e->proj,
+                    .f = e->proj + d,
+                    .v = e->proj + 2 * d,
+                    .bound = a.bound,
+                    .states = a.state,
+                    .row_stride = 3 * d,
+                    .NH = (int)shape.NH,
+                    .scale = shape.scale};
+    gla_step(a.o, &step, pass->sequences, steps ? pass->num_sequences : 0, layer->stream);
     rmsnorm_forward(e->y, a.o, &norm, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }

@@ -5,14 +5,14 @@ The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, 
     z, x~, B~, C~, dt = W in                           one projection
     x, B, C = silu(conv4(x~, B~, C~) + bias)           conv.cuh, which multiplies x by the steps
     step = softplus(dt + dt_bias)                      gated_norm.cuh
-    o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    decay_*.cuh
+    o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    ssd_*.cuh
 
 x is never stored: v / step is as precise, and D x is (D / step) v. Rows of proj have S elements, those of its
 GEMM, of which the first R are in use; the gradient of the padding is 0. A row of the GPU trainer's mixers.
 */
 #pragma once
 
-#include "decay_backward.cuh"
+#include "ssd_backward.cuh"
 #include "../shared/conv_backward.cuh"
 #include "../shared/extend.cuh"
 #include "gated_norm.cuh"
@@ -76,7 +76,7 @@ static inline void mamba2_activations(Activations* rows, const Config* config, c
             C = di + 2 * config->state_size;
     int64_t S = matmul_padded(table->proj.rows);
     ScanShape shape = mamba2_scan_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape);
+    int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
     const int64_t backward = recompute != FORWARD_ONLY;
     MAMBA2_ACTS(KEPT_ROW)
 }
@@ -91,8 +91,8 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
     int64_t R = linear_padded_rows(sizes->rows), di = config_inner_size(config), NH = config->num_heads;
     int64_t N = config->state_size, C = di + 2 * N;
     ScanShape shape = mamba2_scan_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape),
-            scratch_bytes = (int64_t)decay_scratch_bytes(&shape, false);
+    int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape),
+            scratch_bytes = (int64_t)ssd_scratch_bytes(&shape, false);
     MAMBA2_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }
@@ -112,7 +112,7 @@ static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
 
 static inline size_t mamba2_scratch_bytes(const Layer* layer) {
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
-    return decay_scratch_bytes(&shape, !layer->forward_only);
+    return ssd_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------
@@ -184,7 +184,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     head_steps_forward(&conv, layer->stream);
     conv_forward(a.vbc, a.proj + gate.norm.d, &conv, layer->stream);
-    decay_forward(a.o, &scan, &shape, layer->stream);
+    ssd_forward(a.o, &scan, &shape, layer->stream);
     gated_norm_forward(a.y, &gate, layer->stream);
     linear_forward(out, a.y, residual, &out_proj, layer->matmul);
 }
@@ -219,7 +219,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
     gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial[1].sums,
                         layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &out_proj);
-    decay_backward(&gradients, &scan, &shape, layer->stream);
+    ssd_backward(&gradients, &scan, &shape, layer->stream);
     conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial[1].sums, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
@@ -241,7 +241,7 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     head_steps_forward(&conv, layer->stream);
     conv_extend(a.vbc, e->proj + gate.norm.d, a.history, &conv, cache, layer->stream);
-    scan_extend(a.o, a.state, &scan, &shape, decay_forward, cache, layer->stream);
+    scan_extend(a.o, a.state, &scan, &shape, ssd_forward, cache, layer->stream);
     gated_norm_forward(e->y, &gate, layer->stream);
     linear_rows(out, &y, in, &out_proj, layer->matmul);
 }

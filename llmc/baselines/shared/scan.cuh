@@ -5,8 +5,8 @@ The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S 
     u_t = v_t, or with beta  beta_t (v_t - S'^T k_t)
     S_t = S' + k_t u_t^T,    o_t = scale S_t^T q_t + skip_t v_t
 
-    log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, decay_*.cuh
-    beta without log_decay (f_t is 1) or skip, V 128                  DeltaNet, delta_*.cuh
+    log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, ssd_*.cuh
+    beta without log_decay (f_t is 1) or skip, V 128                  DeltaNet, delta_rule_*.cuh
 
 Arguments of their functions, and what their kernels share. Operands of the GEMMs are bf16; sums, cumulative
 log decays and the states within a pass fp32. Every run gives the same bits. Nothing is allocated, so that a
@@ -39,8 +39,8 @@ typedef struct {
     const float* skip;      // [B,T,NH]; NULL: 0
     float* state;           // [B,NH,K,V] fp32 state of the tokens before, updated; NULL: sequences begin here
                             // (always NULL in a backward pass)
-    void* saved;            // decay_saved_bytes, delta_saved_bytes: for the backward pass
-    void* scratch;          // decay_scratch_bytes, delta_scratch_bytes
+    void* saved;            // ssd_saved_bytes, delta_rule_saved_bytes: for the backward pass
+    void* scratch;          // ssd_scratch_bytes, delta_rule_scratch_bytes
 } Scan;
 
 typedef struct {

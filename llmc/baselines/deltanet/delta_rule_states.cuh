@@ -1,5 +1,5 @@
 /*
-The chain over the chunks of the delta rule (delta_prepare.cuh), 64 tokens an iteration, and its backward:
+The chain over the chunks of the delta rule (delta_rule_prepare.cuh), 64 tokens an iteration, and its backward:
 
     V'  = U - W S0                     S1  = S0 + K^T V'                        stores S0 and V'
     dV' = P^T dO + K dS1               dS0 = dS1 + Q^T dO - W^T dV'             stores dS1 and dV'
@@ -21,7 +21,7 @@ serves both blocks.
 */
 #pragma once
 
-#include "delta_prepare.cuh"
+#include "delta_rule_prepare.cuh"
 #include "../shared/panels.cuh"
 
 enum { DELTA_COLUMNS = 16 }; // of a block
@@ -46,33 +46,33 @@ template <bool BACKWARD, int WIDTH_, int STAGES_> struct DeltaStates {
 };
 
 // Offset in bytes of a 16-byte chunk of a tile [CHUNK, COLUMNS]; without bank conflicts
-__device__ static inline uint32_t delta_slice_offset(int row, int chunk) {
+__device__ static inline uint32_t delta_rule_slice_offset(int row, int chunk) {
     return (uint32_t)(row * DELTA_COLUMNS * 2 + ((chunk ^ (row >> 2 & 1)) << 4));
 }
 // Starts copying such a tile, as panel_copy.
-__device__ static inline void delta_copy_slice(bf16* to, const PanelTensor& p, int64_t b, int head, int t,
-                                               uint64_t* barrier) {
+__device__ static inline void delta_rule_copy_slice(bf16* to, const PanelTensor& p, int64_t b, int head,
+                                                    int t, uint64_t* barrier) {
 #if SM90_CODE
     sm90_load_tile<DELTA_COLUMNS, DELTA_CHUNK>(to, &p.map, head, t, (int)b, barrier);
 #else
     int row = (int)threadIdx.x / 2, chunk = (int)threadIdx.x % 2;
     bool exists = t + row < p.T;
-    cp_async16(smem_address(to) + delta_slice_offset(row, chunk),
+    cp_async16(smem_address(to) + delta_rule_slice_offset(row, chunk),
                p.x + (b * p.T + (exists ? t + row : 0)) * p.row_stride + head * DELTA_COLUMNS + chunk * 8,
                exists);
 #endif
 }
 // Tokens [t, t + 16) of such a tile, transposed: an A fragment
-__device__ static inline void delta_load_slice(uint32_t (&f)[4], const bf16* tile, int t) {
+__device__ static inline void delta_rule_load_slice(uint32_t (&f)[4], const bf16* tile, int t) {
     int lane = (int)threadIdx.x % 32;
-    ldmatrix_trans(f,
-                   smem_address(tile) + delta_slice_offset(t + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
+    ldmatrix_trans(f, smem_address(tile) +
+                          delta_rule_slice_offset(t + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
 }
 
-__device__ static inline uint4 delta_vector(const uint32_t (&f)[4]) {
+__device__ static inline uint4 delta_rule_vector(const uint32_t (&f)[4]) {
     return make_uint4(f[0], f[1], f[2], f[3]);
 }
-__device__ static inline void delta_fragment(uint32_t (&f)[4], const uint4& x) {
+__device__ static inline void delta_rule_fragment(uint32_t (&f)[4], const uint4& x) {
     f[0] = x.x;
     f[1] = x.y;
     f[2] = x.z;
@@ -89,7 +89,7 @@ struct DeltaChainTensors {
 
 // Loads (STORE: stores) the warp's part of the fp32 state [K, V], from its block's first column on.
 template <bool STORE, int WIDTH>
-__device__ static inline void delta_move_state(float (&acc)[WIDTH][4][4], float* state, int warp) {
+__device__ static inline void delta_rule_move_state(float (&acc)[WIDTH][4][4], float* state, int warp) {
     int lane = (int)threadIdx.x % 32;
     sm80_for_each(acc, [&](float& x, int m, int half, int, int column) {
         float* at = state + (warp * 32 + column) * DELTA_D + m * 16 + half * 8 + lane / 4;
@@ -102,19 +102,19 @@ __device__ static inline void delta_move_state(float (&acc)[WIDTH][4][4], float*
 
 // Publishes the warp's part of S^T as fragments, and keeps them.
 template <int WIDTH>
-__device__ static inline void delta_publish(uint32_t (&mine)[WIDTH][2][4], uint4 (&state)[WIDTH][8][32],
-                                            const float (&acc)[WIDTH][4][4], int warp) {
+__device__ static inline void delta_rule_publish(uint32_t (&mine)[WIDTH][2][4], uint4 (&state)[WIDTH][8][32],
+                                                 const float (&acc)[WIDTH][4][4], int warp) {
 #pragma unroll
     for (int i = 0; i < 2 * WIDTH; i++) {
         uint32_t(&f)[4] = mine[i / 2][i % 2];
         scan_pack(f, (const float(&)[1][4][4])acc[i / 2], i % 2 * 2);
-        state[i / 2][warp * 2 + i % 2][threadIdx.x % 32] = delta_vector(f);
+        state[i / 2][warp * 2 + i % 2][threadIdx.x % 32] = delta_rule_vector(f);
     }
 }
 
 // A register of an A fragment whose columns are tokens, of which its first one has token 0 of the lane's four:
 // zero but for tokens from .. to - 1.
-__device__ static inline uint32_t delta_keep(uint32_t x, int token, int from, int to) {
+__device__ static inline uint32_t delta_rule_keep(uint32_t x, int token, int from, int to) {
     token += (int)threadIdx.x % 4 * 2;
     return x & ((token >= from && token < to ? 0xffffu : 0) |
                 (token + 1 >= from && token + 1 < to ? 0xffff0000u : 0));
@@ -124,9 +124,9 @@ __device__ static inline uint32_t delta_keep(uint32_t x, int token, int from, in
 // state: fragments of S^T
 // DOCS: of the tokens before `last`, of the 16, nothing passes to the state, nor backward from it.
 template <bool BACKWARD, bool DOCS>
-__device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)[4],
-                                           const uint32_t (&state)[8][4], const uint32_t (&first)[8][4],
-                                           const uint32_t (&vector)[4], int last) {
+__device__ static inline void delta_rule_values(uint32_t (&r)[4], uint32_t (&operand)[4],
+                                                const uint32_t (&state)[8][4], const uint32_t (&first)[8][4],
+                                                const uint32_t (&vector)[4], int last) {
     float x[2][2][4] = {}; // two sums, for a shorter chain of mma
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -141,7 +141,9 @@ __device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)
         if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 < last) low = 0;
         if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 + 1 < last) high = 0;
         r[i] = BACKWARD ? pack_bf16x2(y.x + low, y.y + high) : pack_bf16x2(y.x - low, y.y - high);
-        operand[i] = BACKWARD ? r[i] ^ 0x80008000u : DOCS ? delta_keep(r[i], token, last, DELTA_CHUNK) : r[i];
+        operand[i] = BACKWARD ? r[i] ^ 0x80008000u
+                     : DOCS   ? delta_rule_keep(r[i], token, last, DELTA_CHUNK)
+                              : r[i];
     }
 }
 
@@ -179,10 +181,10 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
             }
             for (int i = 0; i < F::WIDTH; i++) {
                 int column = slice * F::WIDTH + i;
-                delta_copy_slice(stage.vector[i], tensors.vector, 0, column, row, full);
+                delta_rule_copy_slice(stage.vector[i], tensors.vector, 0, column, row, full);
                 if constexpr (BACKWARD)
-                    delta_copy_slice(stage.dout[i], tensors.dout, b, h * (DELTA_D / DELTA_COLUMNS) + column,
-                                     t, full);
+                    delta_rule_copy_slice(stage.dout[i], tensors.dout, b,
+                                          h * (DELTA_D / DELTA_COLUMNS) + column, t, full);
             }
         }
         panel_commit();
@@ -232,7 +234,7 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
         Panels<DELTA_CHUNK, false> tile(stage.first);
 #pragma unroll
         for (int k = 0; k < 8; k++) tile.load(first[k], warp * 16, k * 16);
-        for (int i = 0; i < F::WIDTH; i++) delta_load_slice(vector[i], stage.vector[i], warp * 16);
+        for (int i = 0; i < F::WIDTH; i++) delta_rule_load_slice(vector[i], stage.vector[i], warp * 16);
     }
     __device__ void load_second(uint32_t (&second)[2][4], int step, int warp, int k) const {
         Panels<DELTA_CHUNK, true> tile(shared.stage[step % F::STAGES].second);
@@ -251,8 +253,8 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                 uint32_t q[2][4], f[4];
                 for (int i = 0; i < 2; i++) tile.load(q[i], warp * 32 + i * 16, k);
                 for (int m = 0; m < F::WIDTH; m++) {
-                    delta_load_slice(f, stage.dout[m], k);
-                    for (int r = 0; DOCS && r < 4; r++) f[r] = delta_keep(f[r], k + r / 2 * 8, 0, end);
+                    delta_rule_load_slice(f, stage.dout[m], k);
+                    for (int r = 0; DOCS && r < 4; r++) f[r] = delta_rule_keep(f[r], k + r / 2 * 8, 0, end);
                     for (int n = 0; n < 4; n++)
                         sm80_mma(acc[m][n], f, q[n / 2][n % 2 * 2], q[n / 2][n % 2 * 2 + 1], acc[m][n]);
                 }
@@ -265,9 +267,9 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
         const int lane = (int)threadIdx.x % 32, column = slice * WIDTH * DELTA_COLUMNS;
         float acc[WIDTH][4][4] = {};
         float* state = tensors.state ? tensors.state + head * DELTA_STATE + column : NULL;
-        if (state) delta_move_state<false>(acc, state, warp);
+        if (state) delta_rule_move_state<false>(acc, state, warp);
         uint32_t mine[WIDTH][2][4], first[8][4], second[4][2][4], vector[WIDTH][4]; // fragments
-        delta_publish(mine, shared.state, acc, warp);
+        delta_rule_publish(mine, shared.state, acc, warp);
 #if !SM90_CODE
         __syncthreads();
 #endif
@@ -285,18 +287,18 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                 sm80_for_each(acc, [](float& x, int, int, int, int) { x = 0; }); // published before
 #pragma unroll
             for (int m = 0; m < WIDTH; m++) {
-                for (int k = 0; k < 8; k++) delta_fragment(f[k], shared.state[m][k][lane]);
+                for (int k = 0; k < 8; k++) delta_rule_fragment(f[k], shared.state[m][k][lane]);
                 if (m == 0 && step + 1 < chunks) wait(step + 1);
-                delta_values<BACKWARD, DOCS>(values[m], operand, f, first, vector[m],
-                                             here.last() - warp * 16);
-                shared.value[m][warp][lane] = delta_vector(operand);
+                delta_rule_values<BACKWARD, DOCS>(values[m], operand, f, first, vector[m],
+                                                  here.last() - warp * 16);
+                shared.value[m][warp][lane] = delta_rule_vector(operand);
             }
             add_queries(acc, step, warp, here.first());
             done(step);
             sync(); // V'^T is complete; with cp.async, the next step's tiles are there
 #pragma unroll
             for (int i = 0; i < 4 * WIDTH; i++)
-                delta_fragment(changes[i / 4][i % 4], shared.value[i / 4][i % 4][lane]);
+                delta_rule_fragment(changes[i / 4][i % 4], shared.value[i / 4][i % 4][lane]);
             load_first(first, vector, step + 1, warp); // past the last step stale tiles, not used
             // Stores and loads between the MMAs, where they delay neither LDS nor STS.
             bf16 *to_values = tensors.values + tile(step) * DELTA_ROWS,
@@ -316,9 +318,9 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                         block_store<DELTA_D>(to_state, mine[m][k - 1], column + m * 16,
                                              warp * 32 + (k - 1) * 16);
             }
-            delta_publish(mine, shared.state, acc, warp);
+            delta_rule_publish(mine, shared.state, acc, warp);
         }
-        if (state) delta_move_state<true>(acc, state, warp);
+        if (state) delta_rule_move_state<true>(acc, state, warp);
     }
     __device__ void run() const {
         panel_init(shared.full);
@@ -359,8 +361,8 @@ struct DeltaStatesTensors {
 // times 2 for both.
 template <ScanChains CHAINS, bool LARGE, bool DOCS>
 __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
-    delta_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH,
-                        const int32_t* doc_start, int T) {
+    delta_rule_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH,
+                             const int32_t* doc_start, int T) {
     typedef DeltaKernel<CHAINS, LARGE> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
@@ -382,18 +384,18 @@ __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
 }
 
 template <ScanChains CHAINS, bool LARGE>
-static inline void delta_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
-                                       cudaStream_t stream) {
+static inline void delta_rule_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
+                                            cudaStream_t stream) {
     typedef DeltaKernel<CHAINS, LARGE> F;
-    auto kernel =
-        s->doc_start ? delta_states_kernel<CHAINS, LARGE, true> : delta_states_kernel<CHAINS, LARGE, false>;
+    auto kernel = s->doc_start ? delta_rule_states_kernel<CHAINS, LARGE, true>
+                               : delta_rule_states_kernel<CHAINS, LARGE, false>;
     scan_launch<F>(kernel, (1 + F::BOTH) * s->B * s->NH * F::SLICES, stream, t, chunks, s->NH, s->doc_start,
                    (int)s->T);
 }
 
 // dout: NULL in a forward pass
-static inline void delta_states(const DeltaWork* work, const Scan* a, const bf16* dout, ScanChains chains,
-                                const ScanShape* s, cudaStream_t stream) {
+static inline void delta_rule_states(const DeltaWork* work, const Scan* a, const bf16* dout,
+                                     ScanChains chains, const ScanShape* s, cudaStream_t stream) {
     int64_t rows = s->B * s->NH * work->chunks * DELTA_CHUNK;
     int64_t panels = (s->NH - 1) * s->key_head / 64 + 2;
     assert(s->key_head % 64 == 0);
@@ -418,12 +420,11 @@ static inline void delta_states(const DeltaWork* work, const Scan* a, const bf16
                       NULL,
                       key_head};
     bool large = scan_is_large();
-    auto launch =
-        chains == SCAN_FORWARD
-            ? large ? delta_launch_states<SCAN_FORWARD, true> : delta_launch_states<SCAN_FORWARD, false>
-        : chains == SCAN_BACKWARD
-            ? large ? delta_launch_states<SCAN_BACKWARD, true> : delta_launch_states<SCAN_BACKWARD, false>
-        : large ? delta_launch_states<SCAN_BOTH, true>
-                : delta_launch_states<SCAN_BOTH, false>;
+    auto launch = chains == SCAN_FORWARD    ? large ? delta_rule_launch_states<SCAN_FORWARD, true>
+                                                    : delta_rule_launch_states<SCAN_FORWARD, false>
+                     : chains == SCAN_BACKWARD ? large ? delta_rule_launch_states<SCAN_BACKWARD, true>
+                                                       : delta_rule_launch_states<SCAN_BACKWARD, false>
+                     : large ? delta_rule_launch_states<SCAN_BOTH, true>
+                                            : delta_rule_launch_states<SCAN_BOTH, false>;
     launch(t, work->chunks, s, stream);
 }

@@ -1,12 +1,12 @@
 /*
-Tests llmc/baselines/hgrn2/channel.cuh against the recurrence in double. An output or gradient may have at
-most twice the error of a plain bf16 implementation (channel_oracle.cuh).
+Tests llmc/baselines/hgrn2/gla.cuh against the recurrence in double. An output or gradient may have at
+most twice the error of a plain bf16 implementation (gla_oracle.cuh).
 
-    test_channel_scan [quick] [SEED]     quick: small shapes, for compute-sanitizer
+    test_gla [quick] [SEED]     quick: small shapes, for compute-sanitizer
 */
-#include "../../../llmc/baselines/hgrn2/channel_step.cuh"
-#include "../../../llmc/baselines/hgrn2/channel.cuh"
-#include "channel_oracle.cuh"
+#include "../../../llmc/baselines/hgrn2/gla_step.cuh"
+#include "../../../llmc/baselines/hgrn2/gla.cuh"
+#include "gla_oracle.cuh"
 
 // Decays: f~ = mean + spread normal; `steps`: the mean falls by channel from 12 to -30; `resets`: one token
 // in 50 has f~ = -70
@@ -37,17 +37,17 @@ struct Case {
         }
         return f;
     }
-    ChannelShape shape() const { return shape_of(s); }
-    static ChannelShape shape_of(const Shape& s) {
+    GlaShape shape() const { return shape_of(s); }
+    static GlaShape shape_of(const Shape& s) {
         return {s.B, s.T, s.NH, 3 * s.d(), (float)(1 / sqrt((double)K))};
     }
     static size_t saved_bytes(const Shape& s) {
-        ChannelShape shape = shape_of(s);
-        return channel_saved_bytes(&shape);
+        GlaShape shape = shape_of(s);
+        return gla_saved_bytes(&shape);
     }
     static size_t scratch_bytes(const Shape& s) {
-        ChannelShape shape = shape_of(s);
-        return channel_scratch_bytes(&shape, true);
+        GlaShape shape = shape_of(s);
+        return gla_scratch_bytes(&shape, true);
     }
 
     Case(const Shape& shape, const Decays& x, bool with_state)
@@ -70,22 +70,22 @@ struct Case {
                  (long long)s.NH, x.name, s.bound ? ", bound" : "");
     }
 
-    Channel channel() const {
+    Gla gla() const {
         const bf16* q = proj;
         return {q,     q + s.d(), q + 2 * s.d(), s.bound ? bound.p : NULL, state.n ? state.p : NULL,
                 saved, scratch};
     }
     void forward(cudaStream_t stream = 0) {
-        Channel x = channel();
-        ChannelShape shape_ = shape();
-        channel_forward(o, &x, &shape_, stream);
+        Gla x = gla();
+        GlaShape shape_ = shape();
+        gla_forward(o, &x, &shape_, stream);
     }
     void backward(cudaStream_t stream = 0, bool recomputes = false) {
-        Channel x = channel();
-        ChannelShape shape_ = shape();
-        ChannelBackward g = {dproj, dproj + s.d(), dproj + 2 * s.d(), s.bound ? dbound.p : NULL,
-                             dout,  recomputes};
-        channel_backward(&g, &x, &shape_, stream);
+        Gla x = gla();
+        GlaShape shape_ = shape();
+        GlaBackward g = {dproj, dproj + s.d(), dproj + 2 * s.d(), s.bound ? dbound.p : NULL,
+                         dout,  recomputes};
+        gla_backward(&g, &x, &shape_, stream);
     }
     // Columns of dproj: 0 of q, 1 of f, 2 of v
     vector<double> gradient(int part) const {
@@ -166,24 +166,24 @@ static void test_documents(const Shape& s, const Decays& x, int64_t length, int6
         starts.push_back((int32_t)(t >= wall ? wall : t / length * length));
     }
     Buffer<int32_t> doc_start(starts);
-    Channel packed = c.channel();
-    ChannelShape shape = c.shape();
+    Gla packed = c.gla();
+    GlaShape shape = c.shape();
     int64_t d = s.d();
-    auto backward = [&](Case& of, const Channel& in, const ChannelShape& size, int64_t row) {
+    auto backward = [&](Case& of, const Gla& in, const GlaShape& size, int64_t row) {
         bf16* to = of.dproj + row * 3 * d;
-        ChannelBackward g = {to, to + d, to + 2 * d, NULL, c.dout + row * d, false};
-        channel_backward(&g, &in, &size, 0);
+        GlaBackward g = {to, to + d, to + 2 * d, NULL, c.dout + row * d, false};
+        gla_backward(&g, &in, &size, 0);
     };
     packed.doc_start = doc_start;
-    channel_forward(c.o, &packed, &shape, 0);
+    gla_forward(c.o, &packed, &shape, 0);
     backward(c, packed, shape, 0);
     for (int64_t begin = 0, end; begin < s.rows(); begin = end) {
         for (end = begin + 1; end < s.rows() && starts[(size_t)end] != end % s.T;) end++;
-        Channel one = c.channel();
-        ChannelShape size = {1, end - begin, s.NH, 3 * d, shape.scale};
+        Gla one = c.gla();
+        GlaShape size = {1, end - begin, s.NH, 3 * d, shape.scale};
         one.q += begin * 3 * d, one.f += begin * 3 * d, one.v += begin * 3 * d;
         one.saved = alone.saved, one.scratch = alone.scratch;
-        channel_forward(alone.o + begin * d, &one, &size, 0);
+        gla_forward(alone.o + begin * d, &one, &size, 0);
         backward(alone, one, size, begin);
     }
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -203,11 +203,11 @@ static void test_memory(void) {
     for (bool backward : {false, true})
         for (int64_t B = 2; B < 48; B++)
             for (int64_t T = 128; T < 4096; T += 64) {
-                ChannelShape shape = {B, T, 12, 3 * 12 * K, 1}, fewer = shape, shorter = shape;
+                GlaShape shape = {B, T, 12, 3 * 12 * K, 1}, fewer = shape, shorter = shape;
                 fewer.B--, shorter.T -= 64;
-                for (const ChannelShape* s : {&fewer, &shorter})
-                    CHECK(channel_saved_bytes(s) <= channel_saved_bytes(&shape) &&
-                              channel_scratch_bytes(s, backward) <= channel_scratch_bytes(&shape, backward),
+                for (const GlaShape* s : {&fewer, &shorter})
+                    CHECK(gla_saved_bytes(s) <= gla_saved_bytes(&shape) &&
+                              gla_scratch_bytes(s, backward) <= gla_scratch_bytes(&shape, backward),
                           "%lld sequences of %lld tokens need more memory than %lld of %lld", (long long)s->B,
                           (long long)s->T, (long long)B, (long long)T);
             }
@@ -217,7 +217,7 @@ typedef struct {
     int begin, end, slot, position;
 } Rows;
 
-// Sequences that begin with a state, which is updated; then one token of each by channel_step.
+// Sequences that begin with a state, which is updated; then one token of each by gla_step.
 static void test_state(const Shape& s, const Decays& x) {
     Case c(s, x, true);
     c.forward();
@@ -243,9 +243,9 @@ static void test_state(const Shape& s, const Decays& x) {
     }
     Buffer<float> device(states);
     Buffer<Rows> device_sequences(sequences);
-    Channel in = next.channel();
-    ChannelStep step = {in.q, in.f, in.v, in.bound, device, 3 * s.d(), (int)s.NH, next.shape().scale};
-    channel_step(next.o, &step, device_sequences.p, s.B + 1, 0);
+    Gla in = next.gla();
+    GlaStep step = {in.q, in.f, in.v, in.bound, device, 3 * s.d(), (int)s.NH, next.shape().scale};
+    gla_step(next.o, &step, device_sequences.p, s.B + 1, 0);
     want = expected(one, next.in, false);
     check_bf16("o of a step", want.o, doubles(next.o.host()));
     states = device.host();

@@ -4,8 +4,8 @@ chunk:
 
     A = strict_lower(diag(beta) K K^T),  T = (I + A)^-1,  W = T diag(beta) K,  U = T diag(beta) V
     V' = U - W S0            u_t of the recurrence, which S0 and the chunk's earlier tokens correct
-    S1 = S0 + K^T V'         delta_states.cuh
-    O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_forward.cuh
+    S1 = S0 + K^T V'         delta_rule_states.cuh
+    O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_rule_forward.cuh
 
 A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
 rounded once, as an operand of W and U.
@@ -15,8 +15,8 @@ of W and of Q S0 are 0 behind the chunk's first wall, and only the tokens from i
 S0 adds nothing (DeltaWalls).
 
 Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
-Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and
-delta_backward.cuh.
+Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_rule_forward.cuh and
+delta_rule_backward.cuh.
 */
 #pragma once
 
@@ -37,7 +37,7 @@ struct DeltaWork {
     int chunks;
 };
 
-static inline DeltaWork delta_work(ScanMemory* memory, const ScanShape* s, bool backward) {
+static inline DeltaWork delta_rule_work(ScanMemory* memory, const ScanShape* s, bool backward) {
     DeltaWork d = {};
     ScanArena *saved = &memory->saved, *arena = &memory->scratch;
     d.chunks = scan_chunks<DELTA_CHUNK>(*s);
@@ -55,19 +55,19 @@ static inline DeltaWork delta_work(ScanMemory* memory, const ScanShape* s, bool 
 }
 
 // Bytes of Scan.saved, and of Scan.scratch; `backward` also covers the forward pass.
-static inline size_t delta_saved_bytes(const ScanShape* s) {
+static inline size_t delta_rule_saved_bytes(const ScanShape* s) {
     ScanMemory memory = {};
-    delta_work(&memory, s, false);
+    delta_rule_work(&memory, s, false);
     return memory.saved.used;
 }
-static inline size_t delta_scratch_bytes(const ScanShape* s, bool backward) {
+static inline size_t delta_rule_scratch_bytes(const ScanShape* s, bool backward) {
     ScanMemory memory = {};
-    delta_work(&memory, s, backward);
+    delta_rule_work(&memory, s, backward);
     return memory.scratch.used;
 }
 
 // Dies for a shape that the kernels do not support.
-static inline void delta_check(const Scan* a, const ScanShape* s) {
+static inline void delta_rule_check(const Scan* a, const ScanShape* s) {
     if (s->K != DELTA_D || s->V != DELTA_D || a->log_decay || a->skip || !a->beta)
         die("no kernels for a scan of heads of %d x %d, %s, %s", s->K, s->V,
             a->log_decay ? "decay" : "no decay", a->beta ? "delta rule" : "no delta rule");
@@ -140,8 +140,8 @@ struct DeltaBlock {
 };
 
 // beta of the chunk's tokens, 0 past the end
-__device__ static inline void delta_load_beta(float* to, const float* beta, const DeltaBlock& block,
-                                              const DeltaWork& work, const ScanShape& s) {
+__device__ static inline void delta_rule_load_beta(float* to, const float* beta, const DeltaBlock& block,
+                                                   const DeltaWork& work, const ScanShape& s) {
     int t = block.first + (int)threadIdx.x;
     int64_t head = block.tile / work.chunks;
     if (threadIdx.x < DELTA_CHUNK)
@@ -182,7 +182,7 @@ struct DeltaWalls {
 
 // Zeroes the accumulators of the rows from `end` on.
 template <int NS>
-__device__ static inline void delta_clear_rows(float (&acc)[1][NS][4], int first_row, int end) {
+__device__ static inline void delta_rule_clear_rows(float (&acc)[1][NS][4], int first_row, int end) {
     sm80_for_each(acc, [&](float& y, int, int, int row, int) {
         if (first_row + row >= end) y = 0;
     });
@@ -192,7 +192,7 @@ __device__ static inline void delta_clear_rows(float (&acc)[1][NS][4], int first
 // with STRICT also the diagonal.
 // DOCS: also the pairs of tokens of two documents
 template <bool TRANSPOSED, bool STRICT, bool DOCS>
-__device__ static inline void delta_mask(float (&x)[1][8][4], int first_row, const DeltaWalls& walls) {
+__device__ static inline void delta_rule_mask(float (&x)[1][8][4], int first_row, const DeltaWalls& walls) {
     int border[2] = {}; // of a row's document, by half
     for (int half = 0; DOCS && half < 2; half++) {
         int row = first_row + half * 8 + (int)threadIdx.x % 32 / 4;
@@ -226,8 +226,8 @@ struct DeltaPrepare {
 
 // T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the
 // top T_r = -T_rr sum over c < r of A_rc T_c.
-__device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
-                                            const float (*a)[DeltaPrepare::STRIDE]) {
+__device__ static inline void delta_rule_inverse(float (*t)[DeltaPrepare::STRIDE],
+                                                 const float (*a)[DeltaPrepare::STRIDE]) {
     const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
     for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK; i += DeltaPrepare::THREADS)
         t[i / DELTA_CHUNK][i % DELTA_CHUNK] = 0;
@@ -277,8 +277,8 @@ __device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
 
 template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
-    delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
-                         const __grid_constant__ ScanShape s) {
+    delta_rule_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
+                              const __grid_constant__ ScanShape s) {
     typedef DeltaPrepare F;
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
@@ -288,7 +288,7 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     cp_async_commit_group();
     block.copy(shared.v, a.v + block.values, s, s.value_row);
     cp_async_commit_group();
-    delta_load_beta(shared.beta, a.beta, block, work, s);
+    delta_rule_load_beta(shared.beta, a.beta, block, work, s);
     DeltaWalls walls = {};
     if (DOCS) walls = DeltaWalls::of(block, work, s);
     cp_async_wait_group<1>();
@@ -297,10 +297,10 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     float kk[1][8][4];
     scan_clear(kk);
     scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
-    delta_mask<false, true, DOCS>(kk, row, walls);
+    delta_rule_mask<false, true, DOCS>(kk, row, walls);
     sm80_for_each(kk,
                   [&](float& y, int, int, int i, int j) { shared.a[j][row + i] = y * shared.beta[row + i]; });
-    delta_inverse(shared.t, shared.a);
+    delta_rule_inverse(shared.t, shared.a);
     for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS) {
         float x[8], scaled[8];
         for (int c = 0; c < 8; c++) {
@@ -317,14 +317,14 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
         float acc[1][16][4];
         scan_clear(acc);
         scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
-        if (DOCS && i == 0) delta_clear_rows(acc, row, walls.first());
+        if (DOCS && i == 0) delta_rule_clear_rows(acc, row, walls.first());
         sm80_store<DELTA_D>((i ? work.u : work.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
                             shared.out[tid / 32], acc, [](int, int) { return 1; });
     }
 }
 
-static inline void delta_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
-                                 cudaStream_t stream) {
-    auto kernel = s->doc_start ? delta_prepare_kernel<true> : delta_prepare_kernel<false>;
+static inline void delta_rule_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
+                                      cudaStream_t stream) {
+    auto kernel = s->doc_start ? delta_rule_prepare_kernel<true> : delta_rule_prepare_kernel<false>;
     scan_launch<DeltaPrepare>(kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
 }

@@ -1,5 +1,5 @@
 /*
-The references of test_channel_scan, on the host.
+The references of test_gla, on the host.
 
     expected    the recurrence of the CPU trainer (llmc/baselines/shared/scan.h) in double, and the functions
                 around it

@@ -1,11 +1,11 @@
 /*
 Outputs of the delta rule, O = scale (Q S0 + P V') with P = lower(Q K^T), from the states and V' of
-delta_states.cuh; and P^T dO, the first term of dV' there. A thread block has a tile of 64 tokens of one head,
+delta_rule_states.cuh; and P^T dO, the first term of dV' there. A thread block has a tile of 64 tokens of one head,
 each of its four warps 16 of them.
 */
 #pragma once
 
-#include "delta_states.cuh"
+#include "delta_rule_states.cuh"
 
 struct DeltaOutput {
     static constexpr int THREADS = DeltaBlock::THREADS;
@@ -16,8 +16,8 @@ struct DeltaOutput {
 
 template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
-    delta_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
-                        const __grid_constant__ ScanShape s) {
+    delta_rule_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
+                             const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaOutput::Shared& shared = *(DeltaOutput::Shared*)shared_bytes;
     DeltaBlock block(work, s);
@@ -37,11 +37,11 @@ static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     scan_clear(acc);
     TileA<DELTA_D, false> tile_q(shared.q, row);
     scan_matmul<DELTA_D>(p, tile_q, TileB<DELTA_D, false>(shared.k));
-    delta_mask<false, false, DOCS>(p, row, walls);
+    delta_rule_mask<false, false, DOCS>(p, row, walls);
     cp_async_wait_all();
     __syncthreads();
     scan_matmul<DELTA_D>(acc, tile_q, BlockB<DELTA_D, false>(shared.state_t));
-    if (DOCS) delta_clear_rows(acc, row, walls.first());
+    if (DOCS) delta_rule_clear_rows(acc, row, walls.first());
     BlockB<DELTA_CHUNK, false> tile_values(shared.values_t);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -63,8 +63,8 @@ struct DeltaY {
 // Writes work.y = P^T dO.
 template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
-    delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout, const __grid_constant__ DeltaWork work,
-                   const __grid_constant__ ScanShape s) {
+    delta_rule_y_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                        const __grid_constant__ DeltaWork work, const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaY::Shared& shared = *(DeltaY::Shared*)shared_bytes;
     DeltaBlock block(work, s);
@@ -80,7 +80,7 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
     scan_clear(p);
     scan_clear(acc);
     scan_matmul<DELTA_D>(p, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.q));
-    delta_mask<true, false, DOCS>(p, row, walls);
+    delta_rule_mask<true, false, DOCS>(p, row, walls);
     TileB<DELTA_D, true> tile_dout(shared.dout);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -92,25 +92,25 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
                         shared.k + row * DELTA_D, acc, [](int, int) { return 1; });
 }
 
-static inline void delta_output(bf16* o, const DeltaWork* work, const Scan* a, const ScanShape* s,
-                                cudaStream_t stream) {
-    auto kernel = s->doc_start ? delta_output_kernel<true> : delta_output_kernel<false>;
+static inline void delta_rule_output(bf16* o, const DeltaWork* work, const Scan* a, const ScanShape* s,
+                                     cudaStream_t stream) {
+    auto kernel = s->doc_start ? delta_rule_output_kernel<true> : delta_rule_output_kernel<false>;
     scan_launch<DeltaOutput>(kernel, s->B * s->NH * work->chunks, stream, o, *a, *work, *s);
 }
 
-static inline void delta_y(const DeltaWork* work, const Scan* a, const bf16* dout, const ScanShape* s,
-                           cudaStream_t stream) {
-    auto kernel = s->doc_start ? delta_y_kernel<true> : delta_y_kernel<false>;
+static inline void delta_rule_y(const DeltaWork* work, const Scan* a, const bf16* dout, const ScanShape* s,
+                                cudaStream_t stream) {
+    auto kernel = s->doc_start ? delta_rule_y_kernel<true> : delta_rule_y_kernel<false>;
     scan_launch<DeltaY>(kernel, s->B * s->NH * work->chunks, stream, *a, dout, *work, *s);
 }
 
 // o [B,T,NH,V]; updates a->state where there is one.
-static inline void delta_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+static inline void delta_rule_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
     Range range("scan", RANGE_FORWARD, stream);
-    delta_check(a, s);
+    delta_rule_check(a, s);
     ScanMemory memory = scan_memory(a);
-    DeltaWork work = delta_work(&memory, s, false);
-    delta_prepare(&work, a, s, stream);
-    delta_states(&work, a, NULL, SCAN_FORWARD, s, stream);
-    delta_output(o, &work, a, s, stream);
+    DeltaWork work = delta_rule_work(&memory, s, false);
+    delta_rule_prepare(&work, a, s, stream);
+    delta_rule_states(&work, a, NULL, SCAN_FORWARD, s, stream);
+    delta_rule_output(o, &work, a, s, stream);
 }

@@ -1,6 +1,6 @@
 /*
-The gradients of queries and gates of a chunk, for channel.cuh. dA_ij = dout_i v_j, P_t and R_t as in
-channel_output.cuh, decay(i, j) the product of f from j + 1 to i; q has its scale:
+The gradients of queries and gates of a chunk, for gla.cuh. dA_ij = dout_i v_j, P_t and R_t as in
+gla_output.cuh, decay(i, j) the product of f from j + 1 to i; q has its scale:
 
     dq_i = P_i S dout_i + sum_{j <= i} dA_ij decay(i, j) k_j
     dk_j = R_j dS v_j   + sum_{i >= j} dA_ij decay(i, j) q_i
@@ -11,63 +11,62 @@ S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) + sum_s k_s 
 computed.
 
 All warps of a thread block compute W = dA + dA^T, with dA_tt on the diagonal; after that a warp has 16
-channels and shares nothing with the others. With X a level (channel_gates.cuh) and W restricted to the
+channels and shares nothing with the others. With X a level (gla_gates.cuh) and W restricted to the
 level's pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers
 is the A operand, and the result has the layout of the gates, whose products it is multiplied by.
 */
 #pragma once
 
-#include "channel_gates.cuh"
+#include "gla_gates.cuh"
 
 // 64 channels: two thread blocks a chunk and head, which both compute W. On an SM one of them copies while
 // the other computes.
-enum { CHANNEL_KEYS = 64 };
+enum { GLA_KEYS = 64 };
 
-struct ChannelKeysShared {
-    static constexpr int THREADS = 2 * CHANNEL_KEYS;
-    bf16 q[CHANNEL_CHUNK * CHANNEL_KEYS], f[CHANNEL_CHUNK * CHANNEL_KEYS]; // their gradients at the end
-    bf16 v[CHANNEL_CHUNK * CHANNEL_HEAD], dout[CHANNEL_CHUNK * CHANNEL_HEAD];
-    bf16 w[CHANNEL_CHUNK * CHANNEL_CHUNK];
-    uint4 level4[CHANNEL_TILES][THREADS], level5[CHANNEL_TILES][THREADS]; // X as A operands, of every thread
+struct GlaKeysShared {
+    static constexpr int THREADS = 2 * GLA_KEYS;
+    bf16 q[GLA_CHUNK * GLA_KEYS], f[GLA_CHUNK * GLA_KEYS]; // their gradients at the end
+    bf16 v[GLA_CHUNK * GLA_HEAD], dout[GLA_CHUNK * GLA_HEAD];
+    bf16 w[GLA_CHUNK * GLA_CHUNK];
+    uint4 level4[GLA_TILES][THREADS], level5[GLA_TILES][THREADS]; // X as A operands, of every thread
 };
 
 // d += a b: a 16x8, b 8x8
-__device__ static inline void channel_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+__device__ static inline void gla_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(b));
 }
 
 // W, four blocks of 16 x 16 a warp. Above the diagonal a block is v dout^T.
-__device__ static inline void channel_fill_w(ChannelKeysShared& shared) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp * CHANNEL_TILE;
+__device__ static inline void gla_fill_w(GlaKeysShared& shared) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp * GLA_TILE;
 #pragma unroll
-    for (int j0 = 0; j0 < CHANNEL_CHUNK; j0 += CHANNEL_TILE) {
+    for (int j0 = 0; j0 < GLA_CHUNK; j0 += GLA_TILE) {
         float acc[1][2][4];
-        uint32_t a = sm80_lane_a<CHANNEL_HEAD>(i0 < j0 ? shared.v : shared.dout, lane),
-                 b = sm80_lane_b<CHANNEL_HEAD>(i0 < j0 ? shared.dout : shared.v, lane), packed[2][2];
-        sm80_matmul_abt<CHANNEL_HEAD>(acc, sm80_advance<CHANNEL_HEAD>(a, i0, 0),
-                                      sm80_advance<CHANNEL_HEAD>(b, j0, 0),
-                                      [](float(&c)[4], int, int) { c[0] = c[1] = c[2] = c[3] = 0; });
-        channel_pack_block(packed, acc[0]);
+        uint32_t a = sm80_lane_a<GLA_HEAD>(i0 < j0 ? shared.v : shared.dout, lane),
+                 b = sm80_lane_b<GLA_HEAD>(i0 < j0 ? shared.dout : shared.v, lane), packed[2][2];
+        sm80_matmul_abt<GLA_HEAD>(acc, sm80_advance<GLA_HEAD>(a, i0, 0), sm80_advance<GLA_HEAD>(b, j0, 0),
+                                  [](float(&c)[4], int, int) { c[0] = c[1] = c[2] = c[3] = 0; });
+        gla_pack_block(packed, acc[0]);
         if (i0 == j0) { // its own transpose above the diagonal
-            uint32_t below = channel_below() | channel_diagonal();
+            uint32_t below = gla_below() | gla_diagonal();
             for (int h = 0; h < 2; h++)
-                packed[h][h] = (packed[h][h] & below) | (channel_transpose(packed[h][h]) & ~below);
-            packed[0][1] = channel_transpose(packed[1][0]);
+                packed[h][h] = (packed[h][h] & below) | (gla_transpose(packed[h][h]) & ~below);
+            packed[0][1] = gla_transpose(packed[1][0]);
         }
-        channel_store_block(shared.w, packed, i0, j0);
+        gla_store_block(shared.w, packed, i0, j0);
     }
 }
 
 // W's rows of tile `from` and columns of tile `to`, as B operands
-__device__ static inline void channel_load_w(uint32_t (&fb)[4], const bf16* w, int from, int to) {
+__device__ static inline void gla_load_w(uint32_t (&fb)[4], const bf16* w, int from, int to) {
     int lane = (int)threadIdx.x % 32;
-    ldmatrix_trans(fb, sm80_advance<CHANNEL_CHUNK>(sm80_lane_a<CHANNEL_CHUNK>(w, lane), from * CHANNEL_TILE,
-                                                   to * CHANNEL_TILE));
+    ldmatrix_trans(fb,
+                   sm80_advance<GLA_CHUNK>(sm80_lane_a<GLA_CHUNK>(w, lane), from * GLA_TILE, to * GLA_TILE));
 }
 
-__device__ static inline void channel_load_level(uint32_t (&x)[4], const uint4* level) {
+__device__ static inline void gla_load_level(uint32_t (&x)[4], const uint4* level) {
     uint4 packed = level[threadIdx.x];
     x[0] = packed.x;
     x[1] = packed.y;
@@ -76,20 +75,20 @@ __device__ static inline void channel_load_level(uint32_t (&x)[4], const uint4* 
 }
 
 // What a warp keeps of the chunk: gates, and gradients of q and k
-struct ChannelKeys {
-    float f[CHANNEL_TILES][2][4], k[CHANNEL_TILES][2][4];
-    float dq[CHANNEL_TILES][2][4], dk[CHANNEL_TILES][2][4];
-    float total[CHANNEL_TILES][2]; // product of a tile's f
-    float later[2];                // sum over the tokens after the tile in progress, in dlogf
+struct GlaKeys {
+    float f[GLA_TILES][2][4], k[GLA_TILES][2][4];
+    float dq[GLA_TILES][2][4], dk[GLA_TILES][2][4];
+    float total[GLA_TILES][2]; // product of a tile's f
+    float later[2];            // sum over the tokens after the tile in progress, in dlogf
 
     // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
-    __device__ void inter(const ChannelKeysShared& shared, const ChannelFragment (&fragments)[2][8],
-                          const ChannelWork& w, const ChannelBlock& b, int channel) {
+    __device__ void inter(const GlaKeysShared& shared, const GlaFragment (&fragments)[2][8], const GlaWork& w,
+                          const GlaBlock& b, int channel) {
         int lane = (int)threadIdx.x % 32;
         __nv_bfloat162 decay[2][2];
-        uint32_t lane_dout = sm80_lane_b<CHANNEL_HEAD>(shared.dout, lane),
-                 lane_v = sm80_lane_b<CHANNEL_HEAD>(shared.v, lane);
-        for (int i = 0; i < 2; i++) channel_state_decay(decay[i], w, w.states[i], b, channel), later[i] = 0;
+        uint32_t lane_dout = sm80_lane_b<GLA_HEAD>(shared.dout, lane),
+                 lane_v = sm80_lane_b<GLA_HEAD>(shared.v, lane);
+        for (int i = 0; i < 2; i++) gla_state_decay(decay[i], w, w.states[i], b, channel), later[i] = 0;
         memset(dq, 0, sizeof dq), memset(dk, 0, sizeof dk);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
@@ -101,10 +100,10 @@ struct ChannelKeys {
                     __uint_as_float(fa[0][r] & 0xffff0000u) * __uint_as_float(fa[1][r] & 0xffff0000u);
             }
 #pragma unroll
-            for (int t = 0; t < CHANNEL_TILES; t++) {
-                ldmatrix(fb, sm80_advance<CHANNEL_HEAD>(lane_dout, t * 16, c * 16));
+            for (int t = 0; t < GLA_TILES; t++) {
+                ldmatrix(fb, sm80_advance<GLA_HEAD>(lane_dout, t * 16, c * 16));
                 for (int n = 0; n < 2; n++) sm80_mma(dq[t][n], fa[0], fb[2 * n], fb[2 * n + 1], dq[t][n]);
-                ldmatrix(fb, sm80_advance<CHANNEL_HEAD>(lane_v, t * 16, c * 16));
+                ldmatrix(fb, sm80_advance<GLA_HEAD>(lane_v, t * 16, c * 16));
                 for (int n = 0; n < 2; n++) sm80_mma(dk[t][n], fa[1], fb[2 * n], fb[2 * n + 1], dk[t][n]);
             }
         }
@@ -114,16 +113,16 @@ struct ChannelKeys {
 
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
     template <bool DOCS>
-    __device__ void prepare(ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b,
+    __device__ void prepare(GlaKeysShared& shared, const GlaWork& w, const GlaBlock& b,
                             const float (&bound)[2]) {
-        float before[2] = {1, 1}, sum[2] = {}, after[CHANNEL_TILES][2];
-        after[CHANNEL_TILES - 1][0] = after[CHANNEL_TILES - 1][1] = 1;
+        float before[2] = {1, 1}, sum[2] = {}, after[GLA_TILES][2];
+        after[GLA_TILES - 1][0] = after[GLA_TILES - 1][1] = 1;
 #pragma unroll
-        for (int t = 0; t < CHANNEL_TILES; t++) {
+        for (int t = 0; t < GLA_TILES; t++) {
             uint32_t raw[4];
-            channel_load<CHANNEL_KEYS>(raw, shared.f, t);
-            channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
-            if constexpr (DOCS) channel_close(f[t], channel_walls<DOCS>(w, b, t));
+            gla_load<GLA_KEYS>(raw, shared.f, t);
+            gla_gates(f[t], k[t], raw, bound, b.count - t * GLA_TILE);
+            if constexpr (DOCS) gla_close(f[t], gla_walls<DOCS>(w, b, t));
             for (int c = 0; c < 2; c++) {
                 float product = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
                 product *= __shfl_xor_sync(~0u, product, 1);
@@ -131,22 +130,22 @@ struct ChannelKeys {
             }
         }
 #pragma unroll
-        for (int t = CHANNEL_TILES - 2; t >= 0; t--)
+        for (int t = GLA_TILES - 2; t >= 0; t--)
             for (int c = 0; c < 2; c++) after[t][c] = after[t + 1][c] * total[t + 1][c];
 #pragma unroll
-        for (int t = 0; t < CHANNEL_TILES; t++) {
+        for (int t = 0; t < GLA_TILES; t++) {
             float q[2][4], x[2][4];
             uint32_t raw[4], packed[4];
-            ChannelProducts products;
-            channel_load<CHANNEL_KEYS>(raw, shared.q, t);
-            channel_query(q, raw, w.scale);
+            GlaProducts products;
+            gla_load<GLA_KEYS>(raw, shared.q, t);
+            gla_query(q, raw, w.scale);
             products.compute(f[t], [](int) {});
-            channel_multiply(x, t % 2 ? q : k[t], t % 2 ? products.pre : products.suf);
-            channel_pack(packed, x);
+            gla_multiply(x, t % 2 ? q : k[t], t % 2 ? products.pre : products.suf);
+            gla_pack(packed, x);
             shared.level4[t][threadIdx.x] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-            channel_multiply(x, t / 2 ? q : k[t], t / 2 ? products.pre : products.suf);
-            if (t == 0 || t == 3) channel_scale(x, x, total[t == 0 ? 1 : 2]);
-            channel_pack(packed, x);
+            gla_multiply(x, t / 2 ? q : k[t], t / 2 ? products.pre : products.suf);
+            if (t == 0 || t == 3) gla_scale(x, x, total[t == 0 ? 1 : 2]);
+            gla_pack(packed, x);
             shared.level5[t][threadIdx.x] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
             for (int i = 0; i < 8; i++) {
                 int n = i / 4, e = i % 4, c = e / 2;
@@ -165,19 +164,19 @@ struct ChannelKeys {
     // level's pairs its sum is then 0 but for rounding to fp32.
     __device__ void add(float (&balance)[2][4], const float (&decay)[2][4], const uint32_t (&x)[4],
                         const float (&g)[2][4], int bit, int t) {
-        float upper_lane = channel_upper(bit, 0, 0),
+        float upper_lane = gla_upper(bit, 0, 0),
               lower_lane = 1 - upper_lane; // for bits that lanes differ in
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
-            float to_q = g[n][e], to_k = g[n][e], rounded = channel_raw(x, n, e);
+            float to_q = g[n][e], to_k = g[n][e], rounded = gla_raw(x, n, e);
             if (bit == 1 || bit == 2) {
                 to_q *= upper_lane;
                 to_k *= lower_lane;
                 dq[t][n][e] += decay[n][e] * to_q;
                 dk[t][n][e] += decay[n][e] * to_k;
                 balance[n][e] += rounded * (to_q - to_k);
-            } else if (bit == 4 ? t % 2 : bit == 5 ? t / 2 : channel_upper(bit, n, e)) {
+            } else if (bit == 4 ? t % 2 : bit == 5 ? t / 2 : gla_upper(bit, n, e)) {
                 dq[t][n][e] += decay[n][e] * to_q;
                 balance[n][e] += rounded * to_q;
             } else {
@@ -188,58 +187,55 @@ struct ChannelKeys {
     }
 
     // Adds what the pairs within the chunk give to dq and dk of tile t, and to balance.
-    __device__ void intra(float (&balance)[2][4], const ChannelKeysShared& shared, const float (&q)[2][4],
+    __device__ void intra(float (&balance)[2][4], const GlaKeysShared& shared, const float (&q)[2][4],
                           int t) {
         int lane = (int)threadIdx.x % 32;
         uint32_t near[4], fb[4];
-        channel_load_w(near, shared.w, t, t);
+        gla_load_w(near, shared.w, t, t);
         for (int i = 0; i < 4; i++) { // i = j
-            int n = i / 2, e = i % 2, token = t * CHANNEL_TILE + n * 8 + lane % 4 * 2 + e;
+            int n = i / 2, e = i % 2, token = t * GLA_TILE + n * 8 + lane % 4 * 2 + e;
             float g = __bfloat162float(*(const bf16*)((const char*)shared.w +
-                                                      sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) +
+                                                      sm80_chunk_offset<GLA_CHUNK>(token, token / 8) +
                                                       token % 8 * 2));
             for (int j = e; j < 4; j += 2) dq[t][n][j] += g * k[t][n][j], dk[t][n][j] += g * q[n][j];
         }
-        ChannelProducts products;
+        GlaProducts products;
         float decay[2][4];
         products.compute(f[t], [&](int bit) {
             float x[2][4], g[2][4] = {};
-            uint32_t fa[4], mask = channel_mask(bit);
+            uint32_t fa[4], mask = gla_mask(bit);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 int n = i / 4, e = i % 4;
-                bool upper = channel_upper(bit, n, e);
+                bool upper = gla_upper(bit, n, e);
                 decay[n][e] = upper ? products.pre[n][e] : products.suf[n][e];
                 x[n][e] = decay[n][e] * (upper ? q[n][e] : k[t][n][e]);
             }
-            channel_pack(fa, x);
+            gla_pack(fa, x);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 int from = bit == 3 ? 1 - n : n; // the eight tokens of the sum
                 uint32_t part = near[2 * n + from];
-                channel_mma_k8(g[n], fa[2 * from], fa[2 * from + 1], bit == 3 ? part : part & mask);
+                gla_mma_k8(g[n], fa[2 * from], fa[2 * from + 1], bit == 3 ? part : part & mask);
             }
             add(balance, decay, fa, g, bit, t);
         });
         float g[2][2][4] = {}; // of levels 4 and 5
         uint32_t x[4];
-        channel_load_level(x, shared.level4[t ^ 1]);
-        channel_load_w(fb, shared.w, t ^ 1, t);
+        gla_load_level(x, shared.level4[t ^ 1]);
+        gla_load_w(fb, shared.w, t ^ 1, t);
         for (int n = 0; n < 2; n++) sm80_mma(g[0][n], x, fb[2 * n], fb[2 * n + 1], g[0][n]);
         for (int i = 0; i < 2; i++) {
             int from = (t / 2 * 2 ^ 2) + i;
-            channel_load_level(x, shared.level5[from]);
-            channel_load_w(fb, shared.w, from, t);
+            gla_load_level(x, shared.level5[from]);
+            gla_load_w(fb, shared.w, from, t);
             for (int n = 0; n < 2; n++) sm80_mma(g[1][n], x, fb[2 * n], fb[2 * n + 1], g[1][n]);
         }
-        channel_load_level(x, shared.level4[t]);
+        gla_load_level(x, shared.level4[t]);
         add(balance, t % 2 ? products.pre : products.suf, x, g[0], 4, t);
         float one[2] = {1, 1};
-        channel_scale(decay, t / 2 ? products.pre : products.suf,
-                      t == 0   ? total[1]
-                      : t == 3 ? total[2]
-                               : one);
-        channel_load_level(x, shared.level5[t]);
+        gla_scale(decay, t / 2 ? products.pre : products.suf, t == 0 ? total[1] : t == 3 ? total[2] : one);
+        gla_load_level(x, shared.level5[t]);
         add(balance, decay, x, g[1], 5, t);
     }
 
@@ -269,7 +265,7 @@ struct ChannelKeys {
         if (!walls) return;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (channel_is_wall(walls, i / 4, i % 4)) {
+            if (gla_is_wall(walls, i / 4, i % 4)) {
                 f[t][i / 4][i % 4] = 1 - k[t][i / 4][i % 4];
                 dlogf[i / 4][i % 4] = 0;
             }
@@ -298,59 +294,59 @@ struct ChannelKeys {
     }
 };
 
-// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, CHANNEL_KEYS].
-__device__ static inline void channel_store_transposed(bf16* to, const float (&x)[2][4], int tile) {
+// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, GLA_KEYS].
+__device__ static inline void gla_store_transposed(bf16* to, const float (&x)[2][4], int tile) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     for (int r = 0; r < 4; r++) {
         uint32_t pair =
-            channel_transpose(pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1])); // two channels
-        int row = tile * CHANNEL_TILE + r / 2 * 8 + lane / 4, chunk = warp * 2 + r % 2;
-        *(uint32_t*)((char*)to + sm80_chunk_offset<CHANNEL_KEYS>(row, chunk) + lane % 4 * 4) = pair;
+            gla_transpose(pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1])); // two channels
+        int row = tile * GLA_TILE + r / 2 * 8 + lane / 4, chunk = warp * 2 + r % 2;
+        *(uint32_t*)((char*)to + sm80_chunk_offset<GLA_KEYS>(row, chunk) + lane % 4 * 4) = pair;
     }
 }
 
 // Grid: 2 chunks, B NH.
 template <bool DOCS>
-__global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
-    channel_keys_kernel(const __grid_constant__ ChannelWork w) {
+__global__ static void __launch_bounds__(GlaKeysShared::THREADS, 2)
+    gla_keys_kernel(const __grid_constant__ GlaWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    ChannelKeysShared& shared = *(ChannelKeysShared*)shared_bytes;
-    ChannelBlock b = ChannelBlock::of(w, blockIdx.y, (int)blockIdx.x / 2);
-    int first = (int)blockIdx.x % 2 * CHANNEL_KEYS, channel = first + (int)threadIdx.x / 32 * 16;
-    int64_t d = w.NH * CHANNEL_HEAD;
-    channel_copy<CHANNEL_HEAD, ChannelKeysShared::THREADS>(shared.v, w.v, w.row_stride, b);
-    channel_copy<CHANNEL_HEAD, ChannelKeysShared::THREADS>(shared.dout, w.dout, d, b);
-    channel_copy<CHANNEL_KEYS>(shared.q, w.q, w.row_stride, b, first);
-    channel_copy<CHANNEL_KEYS>(shared.f, w.f, w.row_stride, b, first);
-    ChannelFragment fragments[2][8]; // in flight with the tiles
+    GlaKeysShared& shared = *(GlaKeysShared*)shared_bytes;
+    GlaBlock b = GlaBlock::of(w, blockIdx.y, (int)blockIdx.x / 2);
+    int first = (int)blockIdx.x % 2 * GLA_KEYS, channel = first + (int)threadIdx.x / 32 * 16;
+    int64_t d = w.NH * GLA_HEAD;
+    gla_copy<GLA_HEAD, GlaKeysShared::THREADS>(shared.v, w.v, w.row_stride, b);
+    gla_copy<GLA_HEAD, GlaKeysShared::THREADS>(shared.dout, w.dout, d, b);
+    gla_copy<GLA_KEYS>(shared.q, w.q, w.row_stride, b, first);
+    gla_copy<GLA_KEYS>(shared.f, w.f, w.row_stride, b, first);
+    GlaFragment fragments[2][8]; // in flight with the tiles
     for (int i = 0; i < 16; i++) fragments[i / 8][i % 8].load(w, w.states[i / 8], b, channel / 2 + i % 8);
     float bound[2], dbound[2] = {};
-    channel_bounds(bound, w, b, channel);
+    gla_bounds(bound, w, b, channel);
     cp_async_wait_all();
     __syncthreads();
-    channel_fill_w(shared);
-    ChannelKeys keys;
+    gla_fill_w(shared);
+    GlaKeys keys;
     keys.inter(shared, fragments, w, b, channel);
     keys.prepare<DOCS>(shared, w, b, bound);
     __syncthreads(); // W
 #pragma unroll
-    for (int t = CHANNEL_TILES - 1; t >= 0; t--) {
+    for (int t = GLA_TILES - 1; t >= 0; t--) {
         uint32_t raw[4];
         float q[2][4], slope[2][4], balance[2][4];
-        channel_load<CHANNEL_KEYS>(raw, shared.q, t);
-        channel_query(q, slope, raw, w.scale);
+        gla_load<GLA_KEYS>(raw, shared.q, t);
+        gla_query(q, slope, raw, w.scale);
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
             balance[n][e] = q[n][e] * keys.dq[t][n][e] - keys.k[t][n][e] * keys.dk[t][n][e];
         }
         keys.intra(balance, shared, q, t);
         keys.sum_later(balance);
-        if (DOCS) keys.reopen(balance, channel_walls<DOCS>(w, b, t), t);
-        channel_multiply(keys.dq[t], keys.dq[t], slope);
+        if (DOCS) keys.reopen(balance, gla_walls<DOCS>(w, b, t), t);
+        gla_multiply(keys.dq[t], keys.dq[t], slope);
         keys.finish(balance, bound, w.bound != NULL, dbound, t);
         __syncwarp(); // the warp's columns of the tile have been read
-        channel_store_transposed(shared.q, keys.dq[t], t);
-        channel_store_transposed(shared.f, keys.dk[t], t);
+        gla_store_transposed(shared.q, keys.dq[t], t);
+        gla_store_transposed(shared.f, keys.dk[t], t);
     }
     if (w.dbound_partial) {
         float* to = w.dbound_partial + ((int64_t)(blockIdx.y / (unsigned)w.NH) * w.chunks + b.chunk) * d +
@@ -361,6 +357,6 @@ __global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
         }
     }
     __syncthreads();
-    channel_store_rows<CHANNEL_KEYS>(w.dq, w.row_stride, shared.q, b, first);
-    channel_store_rows<CHANNEL_KEYS>(w.df, w.row_stride, shared.f, b, first);
+    gla_store_rows<GLA_KEYS>(w.dq, w.row_stride, shared.q, b, first);
+    gla_store_rows<GLA_KEYS>(w.df, w.row_stride, shared.f, b, first);
 }

@@ -1,6 +1,6 @@
 /*
-Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_states.cuh). With T of
-delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and the terms through A and W simplify:
+Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh). With T of
+delta_rule_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and the terms through A and W simplify:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)
@@ -13,7 +13,7 @@ shared memory of dO and S0, so that two thread blocks fit on an SM.
 */
 #pragma once
 
-#include "delta_forward.cuh"
+#include "delta_rule_forward.cuh"
 
 struct DeltaBackward {
     static constexpr int THREADS = DeltaBlock::THREADS;
@@ -29,7 +29,7 @@ struct DeltaBackward {
 };
 
 // Writes 16 rows of a [CHUNK, CHUNK] tile from fragments.
-__device__ static inline void delta_store_strip(bf16* tile, const uint32_t (&f)[4][4], int row) {
+__device__ static inline void delta_rule_store_strip(bf16* tile, const uint32_t (&f)[4][4], int row) {
     for (int i = 0; i < 16; i++)
         *scan_pair<DELTA_CHUNK>(tile, row + (int)threadIdx.x % 32 / 4 + i % 2 * 8, i / 4 * 2 + i / 2 % 2) =
             f[i / 4][i % 4];
@@ -37,16 +37,16 @@ __device__ static inline void delta_store_strip(bf16* tile, const uint32_t (&f)[
 
 // dP, and dQ before the factor `scale`
 template <bool DOCS>
-__device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Shared& shared, int row,
-                                       const DeltaWalls& walls) {
+__device__ static inline void delta_rule_dq(float (&dq)[1][16][4], DeltaBackward::Shared& shared, int row,
+                                            const DeltaWalls& walls) {
     float s[1][8][4];
     scan_clear(s);
     scan_clear(dq);
     TileA<DELTA_D, false> tile_dout(shared.dout_q, row);
     scan_matmul<DELTA_D>(s, tile_dout, BlockB<DELTA_CHUNK, true>(shared.values_t));
-    delta_mask<false, false, DOCS>(s, row, walls);
+    delta_rule_mask<false, false, DOCS>(s, row, walls);
     scan_matmul<DELTA_D>(dq, tile_dout, BlockB<DELTA_D, true>(shared.states_t));
-    if (DOCS) delta_clear_rows(dq, row, walls.first());
+    if (DOCS) delta_rule_clear_rows(dq, row, walls.first());
     uint32_t dp[4][4];
     TileB<DELTA_D, true> tile_k(shared.k);
 #pragma unroll
@@ -54,15 +54,15 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
         scan_pack(dp[j], s, 2 * j);
         scan_mma(dq, dp[j], tile_k, j * 16);
     }
-    delta_store_strip(shared.dp, dp, row);
+    delta_rule_store_strip(shared.dp, dp, row);
 }
 
 // From the fragments of -X: E, diag(beta) dA in shared memory, where T was, and X_i V'_i, in one lane of the
 // row's four, 0 in others
 template <bool DOCS>
-__device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2],
-                                      const uint32_t (&minus_x)[8][4], const float (&beta)[2],
-                                      DeltaBackward::Shared& shared, int first_row, const DeltaWalls& walls) {
+__device__ static inline void
+delta_rule_e(float (&e)[1][16][4], float (&x_values)[2], const uint32_t (&minus_x)[8][4],
+             const float (&beta)[2], DeltaBackward::Shared& shared, int first_row, const DeltaWalls& walls) {
     float s[1][8][4];
     scan_clear(s);
     scan_clear(e);
@@ -74,12 +74,12 @@ __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2]
         scan_mma(s, minus_x[k], tile_values, k * 16);
         scan_mma(e, minus_x[k], tile_state, k * 16);
     }
-    if (DOCS) delta_clear_rows(e, first_row, walls.first());
+    if (DOCS) delta_rule_clear_rows(e, first_row, walls.first());
     sm80_for_each(s, [&](float& y, int, int half, int row, int column) {
         if (first_row + row == column) x_values[half] = -y;
         if (first_row + row <= column) y = 0;
     });
-    if (DOCS) delta_mask<false, true, true>(s, first_row, walls);
+    if (DOCS) delta_rule_mask<false, true, true>(s, first_row, walls);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t f[4];
@@ -106,8 +106,8 @@ template <class A> struct DeltaRowsFrom {
 
 template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
-    delta_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
-                          const __grid_constant__ DeltaWork work, const __grid_constant__ ScanShape s) {
+    delta_rule_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
+                               const __grid_constant__ DeltaWork work, const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaBackward::Shared& shared = *(DeltaBackward::Shared*)shared_bytes;
     DeltaBlock block(work, s);
@@ -123,7 +123,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, work.inverse);
     block.copy_blocks<DELTA_ROWS>(shared.dvalues_t, work.dvalues_t);
     cp_async_commit_group();
-    delta_load_beta(shared.beta, a.beta, block, work, s);
+    delta_rule_load_beta(shared.beta, a.beta, block, work, s);
     DeltaWalls walls = {};
     if (DOCS) walls = DeltaWalls::of(block, work, s);
     cp_async_wait_group<1>();
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     const float beta[2] = {shared.beta[row + lane / 4], shared.beta[row + lane / 4 + 8]};
     bf16* own_rows = shared.dout_q + row * DELTA_D; // of dO: no other warp reads them
     float acc[1][16][4];
-    delta_dq<DOCS>(acc, shared, row, walls);
+    delta_rule_dq<DOCS>(acc, shared, row, walls);
     sm80_store<DELTA_D>(g.dq + block.keys + t * s.key_row, s.key_row, left, own_rows, acc, factor);
 
     cp_async_wait_all();
@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                         [&](int, int half) { return beta[half] * s.scale; });
     float x_values[2] = {};
     __syncthreads(); // T has been read
-    delta_e<DOCS>(acc, x_values, minus_x, beta, shared, row, walls);
+    delta_rule_e<DOCS>(acc, x_values, minus_x, beta, shared, row, walls);
     __syncthreads(); // dO and S0 have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
     block.copy_blocks<DELTA_STATE>(shared.states_t, work.dstates_t);
@@ -179,23 +179,23 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                         acc, factor);
 }
 
-static inline void delta_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
-                                   const ScanShape* s, cudaStream_t stream) {
-    auto kernel = s->doc_start ? delta_backward_kernel<true> : delta_backward_kernel<false>;
+static inline void delta_rule_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
+                                        const ScanShape* s, cudaStream_t stream) {
+    auto kernel = s->doc_start ? delta_rule_backward_kernel<true> : delta_rule_backward_kernel<false>;
     scan_launch<DeltaBackward>(kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
 }
 
-// Writes the gradients in g. a->state is NULL. a->saved is that of delta_forward over the same inputs, unless
+// Writes the gradients in g. a->state is NULL. a->saved is that of delta_rule_forward over the same inputs, unless
 // g->recomputes.
-static inline void delta_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
-                                  cudaStream_t stream) {
+static inline void delta_rule_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
+                                       cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);
-    delta_check(a, s);
+    delta_rule_check(a, s);
     assert(!a->state);
     ScanMemory memory = scan_memory(a);
-    DeltaWork work = delta_work(&memory, s, true);
-    if (g->recomputes) delta_prepare(&work, a, s, stream);
-    delta_y(&work, a, g->dout, s, stream);
-    delta_states(&work, a, g->dout, scan_chains(g->recomputes), s, stream);
-    delta_gradients(&work, g, a, s, stream);
+    DeltaWork work = delta_rule_work(&memory, s, true);
+    if (g->recomputes) delta_rule_prepare(&work, a, s, stream);
+    delta_rule_y(&work, a, g->dout, s, stream);
+    delta_rule_states(&work, a, g->dout, scan_chains(g->recomputes), s, stream);
+    delta_rule_gradients(&work, g, a, s, stream);
 }
