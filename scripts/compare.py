@@ -49,8 +49,6 @@ SILENT = set("""seed save-every keep log-every val-every eval-every eval-request
 # Those of the others that a resumed run may change and is still the same run; data as long as its
 # fingerprint is the same.
 FREE = set("data val-data val-tokens micro-batch deterministic attention".split())
-# What options were that the logs of older versions lack.
-DEFAULTS = {"lr-schedule": "cosine", "lr-end": 0}
 
 
 # ----------------------------------------------------------------------------
@@ -116,8 +114,6 @@ class Log:
         options.update({k: v for k, v in last.items() if k in ("val-data", "val-tokens")})
         options.update(self.changes(free=False))
         options.update(item.partition("=")[::2] for item in options.pop("set", []))
-        window = options.pop("window-size", None)  # as older versions have it
-        options.update({"window_size": str(window)} if window is not None else {})
         config = {"config." + k: v for k, v in self.start["config"].items()}
         return options, {**config, "data_fingerprint": self.start.get("data_fingerprint")}
 
@@ -197,8 +193,7 @@ def differing(dictionaries):
 
 def all_settings(runs):
     """
-    Returns three lists, an element a run: its settings in one dictionary, with what an older log lacks (DEFAULTS, and
-    false of switches); the keys that it was given, others being a model's own; the keys that options do not have.
+    Returns three lists, an element a run: its settings in one dictionary, with false for switches that it lacks; the keys that it was given, others being a model's own; the keys that options do not have.
     """
     options, configs = zip(*(run.settings() for run in runs))
     partial = {key for key in ("recipe", "data_fingerprint")  # options and config have what a recipe decides
@@ -208,8 +203,7 @@ def all_settings(runs):
     for o, c in zip(options, configs):
         values = {**o, **{key: c.pop("config." + key) for key in named if "config." + key in c}, **c}
         settings.append({key: value for key, value in values.items() if key not in partial})
-    absent = {**DEFAULTS, **{key: False for values in settings for key, value in values.items()
-                             if isinstance(value, bool)}}
+    absent = {key: False for values in settings for key, value in values.items() if isinstance(value, bool)}
     settings = [{**values, **{key: absent[key] for key in absent if key not in values}} for values in settings]
     derived = {key for c in configs for key in c}
     given = [{key for key in values if key in o or key not in named} for o, values in zip(options, settings)]

@@ -7,7 +7,7 @@ independent of the C code; needs only Python's standard library.
     cli_files.py fill FILE TENSOR VALUE   the same, with the value in all of the tensor
     cli_files.py drop FILE TENSOR         takes a tensor out of a safetensors file
     cli_files.py flip FILE POSITION       flips a bit; POSITION from 0 to 1 says where in the file
-    cli_files.py unseal FILE              drops the checksums of a trainer.json, as if an older version had written it
+    cli_files.py unseal FILE              drops the checksums of a trainer.json
     cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
     cli_files.py dump FILE SHARD B T V [FOLDER]   checks a --dump: losses follow from logits and the shard's tokens; every
                                           gradient is finite and not all zero; with FOLDER, names and shapes are the

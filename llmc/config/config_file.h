@@ -134,8 +134,7 @@ static inline bool config_set_from(Config* c, const char* path, const ConfigKey*
                 json_string(j, node) ? "a text" : "an array or an object");
 }
 
-// Restores what config_put_initialization wrote, from object `node` of j; -1, as in trainer.json of an older
-// version, whose config.json has it, changes nothing. `path` names the file.
+// Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names the file.
 static inline bool config_restore_initialization(Config* c, const char* path, const Json* j, int node,
                                                  Error* err) {
     for (int i = 0; i < NUM_CONFIG_KEYS; i++)

@@ -12,18 +12,12 @@ with the recipe's own values in brackets. Called by run.h, report.h and train.h.
 #include "../tokens/dataloader.h"
 #include "command/options.h"
 
-// Does a resumed run that records `before` stay with its recipe? Nothing is recorded by an older version,
-// whose presets are those of the analysis runs.
+// Does a resumed run that records `before` stay with its recipe?
 static inline bool recipe_check_resumed(const Options* o, const Options* before, const char* run,
                                         Error* err) {
-    Config c;
-    Recipe recipe;
-    const RecipeName name = (RecipeName)o->recipe;
     if (o->recipe == before->recipe) return true;
-    if (before->recipe == OPTION_UNSET && name == RECIPE_ANALYSIS && before->model)
-        return config_preset_recipe(&c, &recipe, before->model, name, err);
     return fail(err, "--recipe %s: the run in %s has %s, which cannot change when it resumes",
-                recipe_name(name), run,
+                recipe_name((RecipeName)o->recipe), run,
                 before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
 }
 

@@ -198,7 +198,6 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
                 resume_name(run), config_keys[i].name);
     }
     json_writer_free(&ours), json_writer_free(&theirs);
-    if (!before->init && !before->model) return; // recorded by an older version
     run->options.model = before->model, run->options.init = before->init;
     run->options.set = before->set;
 }
@@ -452,7 +451,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         if (!run_read_checkpoint(run, line, err)) return false;
         resume_check_data_order(run);
         resume_check_model(run, line);
-        recipe = config_nearest_recipe(&run->config); // of options that an older version did not record
+        recipe = config_nearest_recipe(&run->config); // of options that are not recorded
         options_apply_recipe(&run->before, &recipe);
         resume_check_branch(run);
     } else {
@@ -462,8 +461,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
-    // on the command line alone: a run of an older version may have recorded a --vocab that had no effect
-    if (command_line_gives(line, offsetof(Options, vocab)) && run_reads_bytes(run))
+    if (o->vocab && run_reads_bytes(run))
         die("--vocab: this model reads bytes: leave it out, or begin one with --set vocab_size=50257");
     if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;

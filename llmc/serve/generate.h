@@ -181,8 +181,7 @@ static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
     Error err;
     Tokenizer t;
     char path[PATH_LENGTH], *json = NULL;
-    const char *vocab = run_reads_bytes(run) ? NULL : run->options.vocab,
-               *folder = run_resumed(run) ? run->checkpoint : run->options.init;
+    const char *vocab = run->options.vocab, *folder = run_resumed(run) ? run->checkpoint : run->options.init;
     memset(&t, 0, sizeof t);
     path_join(path, folder ? folder : "", "tokenizer.json");
     if (folder && !vocab && !hf_read(&json, path, &err)) die("%s", err.msg);

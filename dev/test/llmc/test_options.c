@@ -137,9 +137,8 @@ static void check_switch(void) {
         Options to;
         options_defaults(&to);
         CHECK(options_restore(&to, none, "record", &j, json_get(&j, 0, "options"), &err), "%s", err.msg);
-        // a record without it is of a version that read in order
-        CHECK(to.shuffle == (cases[i].shuffle == SHUFFLE_TRUE ? SHUFFLE_TRUE : SHUFFLE_FALSE),
-              "'%s' is restored as %lld", cases[i].line, (long long)to.shuffle);
+        CHECK(to.shuffle == cases[i].shuffle, "'%s' is restored as %lld", cases[i].line,
+              (long long)to.shuffle);
         json_free(&j);
     }
 }
@@ -461,15 +460,15 @@ static void check_restore(void) {
     }
 }
 
-// --recompute qkv was called cheap in older versions, whose checkpoints must resume.
 static void check_recorded_choices(void) {
     static const struct {
         const char* text;
         int recompute;
     } records[] = {
-        {"{\"recompute\": \"none\"}", RECOMPUTE_NONE}, {"{\"recompute\": \"cheap\"}", RECOMPUTE_QKV},
-        {"{\"recompute\": \"qkv\"}", RECOMPUTE_QKV},   {"{\"recompute\": \"block\"}", RECOMPUTE_BLOCK},
-        {"{\"model\": \"cheap\"}", OPTION_UNSET},
+        {"{\"recompute\": \"none\"}", RECOMPUTE_NONE},
+        {"{\"recompute\": \"qkv\"}", RECOMPUTE_QKV},
+        {"{\"recompute\": \"block\"}", RECOMPUTE_BLOCK},
+        {"{}", OPTION_UNSET},
     };
     const bool none[NUM_OPTION_ROWS] = {false};
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {

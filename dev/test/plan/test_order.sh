@@ -34,13 +34,11 @@ for order in text documents; do
     same "$scratch/order_default/$step" "$scratch/order_$([ $order = text ] && echo shuffled || echo unshuffled)/$step"
     differ "$scratch/order_shuffled/$step" "$scratch/order_unshuffled/$step"
 done
-ordered older text "in order" --shuffle false
-files unseal "$scratch/order_older/step_00000002/trainer.json"
-sed -i 's/"shuffle": false,//' "$scratch/order_older/step_00000002/trainer.json"
-check "a run of before goes on" run --resume --out "$scratch/order_older" --max-steps 3
+ordered resumed text "in order" --shuffle false
+check "goes on" run --resume --out "$scratch/order_resumed" --max-steps 3
 said " (in order), 0 held out"
-dies "--shuffle: the run in $scratch/order_older reads its data in order, which cannot change" \
-    run --resume --out "$scratch/order_older" --shuffle
+dies "--shuffle: the run in $scratch/order_resumed reads its data in order, which cannot change" \
+    run --resume --out "$scratch/order_resumed" --shuffle
 check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump"
 check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_in_order" --shuffle false
 check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump_shuffled" --shuffle

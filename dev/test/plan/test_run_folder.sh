@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run's folder, by commands that train nothing in it, and as an older version has left it: a plan of the run, a run at
+# A run's folder, by commands that train nothing in it: a plan of the run, a run at
 # its end, and records of options that are others today.
 scratch=build/test/run_folder
 . dev/test/check.sh
@@ -65,21 +65,6 @@ said "nothing left to do: the run is at step 3 of 20, at --max-steps 3"
 dies "--lr 0.1 (was 0.002): the run in $run is at step 3 of 20, behind --max-steps 2, where nothing is left to train" \
     resume "$run" --lr 0.1 --max-steps 2
 
-# --window-size was an option, and --recompute none another level: the CPU ignores it
-check "a window" train --set window_size=8 --recompute none --out "$scratch/window" --max-steps 3
-sed -i '/"window_size=8"/d; s/^    "data":/    "window-size": 8,\n&/' "$(last "$scratch/window")/trainer.json"
-check "of an older version" grep -q '"window-size": 8' "$(last "$scratch/window")/trainer.json"
-check "without checksums" python3 dev/test/cli_files.py unseal "$(last "$scratch/window")/trainer.json"
-cp -r "$scratch/window" "$scratch/named"
-dies "--out $scratch/named: its checkpoints are of a model with another window_size" train --resume --out "$scratch/named"
-check "its model named today" train --set window_size=8 --resume --out "$scratch/named"
-check "resumes" resume "$scratch/window"
-check "a run of today" train --set window_size=8 --out "$scratch/today"
-for file in model.safetensors optimizer.safetensors config.json; do
-    same "$(last "$scratch/window")/$file" "$(last "$scratch/today")/$file"
-    same "$(last "$scratch/named")/$file" "$(last "$scratch/today")/$file"
-done
-check "with its level" grep -q '"recompute": "none"' "$(last "$scratch/window")/trainer.json"
 # A longer warm-up on the way lets the learning rate fall and rise again; a shorter one, or the same, does not
 check "a run in its warm-up" train --out "$scratch/rise" --max-steps 1
 check "the same warm-up" resume "$scratch/rise" --max-steps 2

@@ -189,9 +189,9 @@ damage() {
 damaged() {
     check "two checkpoints" run $short "$scratch/two" --save-every 5 --max-steps 10
     equals "5 10" "$(checkpoints "$scratch/two")"
-    # of an older version, without checksums, so that each file's own checks find the damage
+    # without checksums, so that each file's own checks find the damage
     cp -r "$scratch/two" "$scratch/older"
-    for step in 5 10; do check "an older version's" files unseal "$scratch/older/step_$(printf %08d $step)/trainer.json"; done
+    for step in 5 10; do check "without checksums" files unseal "$scratch/older/step_$(printf %08d $step)/trainer.json"; done
     local of=older
     damage "cut weights" truncate -s -1 model.safetensors
     damage "empty weights" truncate -s 0 model.safetensors
@@ -395,18 +395,6 @@ kept() {
     equals "$1" "$(checkpoints "$scratch/kept")"
 }
 
-# --recompute qkv was called cheap before.
-old_names() {
-    local out=$scratch/old_names
-    check "a run" run $short "$out" --max-steps 5 --recompute qkv --attention fox
-    check "of an older version" sed -i 's/"recompute": "qkv"/"recompute": "cheap"/' "$out/step_00000005/trainer.json"
-    check "without checksums" files unseal "$out/step_00000005/trainer.json"
-    check "its option" grep -q '"recompute": "cheap"' "$out/step_00000005/trainer.json"
-    check "resumes" resume "$out"
-    check "with today's name" grep -q '"recompute": "qkv"' "$out/step_00000020/trainer.json"
-    ends_same $short "$out"
-}
-
 # events OUT: texts of the log's last "resume" lines, from "at N tokens" on
 events() { sed -n 's/.*"event":"resume",.*"text":"\(.*\)"}$/\1/p' "$1/log.jsonl" | tac | sed '/^at /q' | tac; }
 
@@ -480,8 +468,6 @@ initialization() {
     step=$out/step_00000010
     check "as the paper's code has it" grep -q '"fgate_bias_init": false' "$step/config.json"
     check "as the paper's code has it" grep -q '"decay_time_max": null' "$step/config.json"
-    rm -rf "$scratch/older"
-    cp -r "$out" "$scratch/older"
     dies "of a model with another decay_time_max than the command line's" run $short "$out" $gate --resume --set decay_time_max=65
     dies "of a model with another fgate_bias_init than the command line's" "$trainer" $options --out "$out" --resume
     equals 10 "$(checkpoints "$out" | awk '{ print $NF }')"
@@ -489,17 +475,6 @@ initialization() {
     check "uninterrupted" run $short "$scratch/uninterrupted" $gate
     same "$out/step_00000020/model.safetensors" "$scratch/uninterrupted/step_00000020/model.safetensors"
     check "the record" grep -q '"decay_time_max": 64' "$out/step_00000020/trainer.json"
-
-    # of an older version: in config.json
-    step=$scratch/older/step_00000010
-    check "without checksums" files unseal "$step/trainer.json"
-    check "without the record" sed -i 's/"initialization"/"nothing"/' "$step/trainer.json"
-    sed -i 's/"fgate_bias_init": false/"fgate_bias_init": true/; s/"decay_time_min": null/"decay_time_min": 2/
-        s/"decay_time_max": null/"decay_time_max": 64/' "$step/config.json"
-    check "the same command" run $short "$scratch/older" $gate --resume
-    equals "" "$(cat "$scratch/stderr")"
-    same "$scratch/older/step_00000020/model.safetensors" "$out/step_00000020/model.safetensors"
-    same "$scratch/older/step_00000020/config.json" "$out/step_00000020/config.json"
 }
 
 # The tokenizer of the data is in every checkpoint; a bad one is refused before the first step.
@@ -589,7 +564,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
     for part in same_bits evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
-        full_disk moved_away old_names changed from_a_run initialization tokenizers branches branches_refused left_behind; do
+        full_disk moved_away changed from_a_run initialization tokenizers branches branches_refused left_behind; do
         $part
     done
 done

@@ -420,8 +420,7 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
         if (!json_double(j, node, &number)) return false;
         number_to_text(digits, 17, number);
         text = digits;
-    } else if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0)
-        text = "qkv"; // was once called cheap
+    }
     return text && cli_set(row, o, text, &ignored);
 }
 
@@ -452,7 +451,6 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
         if (!options_restore_one(o, row, j, member))
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }
-    if (o->shuffle == OPTION_UNSET) o->shuffle = SHUFFLE_FALSE; // of a version before there was another order
     if (!options_give(given, offsetof(Options, lr_schedule))) return true;
     if (o->lr_schedule != SCHEDULE_WSD && !options_give(given, offsetof(Options, cooldown_tokens)))
         o->cooldown_tokens = OPTION_UNSET;
