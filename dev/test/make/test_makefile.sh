@@ -84,12 +84,12 @@ done
 
 # What make cuda-check reads of ptxas: each kernel is held to the limit, on each architecture.
 spills() { printf "ptxas info    : Compiling entry function '%s' for '%s'\n    8 bytes stack frame, %s bytes spill stores, 4 bytes spill loads\n" "$@"; }
-spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 4 _Z15decay_dq_kernelILi1EEv sm_100 44 >"$scratch/ptxas.txt"
+spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 4 _Z13ssd_dq_kernelILi1EEv sm_100 44 >"$scratch/ptxas.txt"
 check "few spills" dev/test/check_ptxas.sh "$scratch/ptxas.txt"
 said "3 kernels: none spills more than 40 bytes"
-spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 44 _Z15decay_dq_kernelILi1EEv sm_120 48 >"$scratch/ptxas.txt"
+spills _Z6kernelv sm_80 40 _Z6kernelv sm_120 44 _Z13ssd_dq_kernelILi1EEv sm_120 48 >"$scratch/ptxas.txt"
 dev/test/check_ptxas.sh "$scratch/ptxas.txt" >"$scratch/stdout" 2>&1
 equals 1 $?
 said "_Z6kernelv, sm_120: 44 bytes spilled"
-said "_Z15decay_dq_kernelILi1EEv, sm_120: 48 bytes spilled"
+said "_Z13ssd_dq_kernelILi1EEv, sm_120: 48 bytes spilled"
 report
