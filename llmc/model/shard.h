@@ -24,6 +24,7 @@ Called by the trainers, their exchange of gradients and weights, AdamW's work li
 #pragma once
 
 #include "../base/numbers.h"
+#include "../base/progress.h"
 #include "params.h"
 
 typedef struct {
@@ -105,10 +106,13 @@ static inline const char* shard_first_not_finite(const ParamTable* table, const 
     return NULL;
 }
 
-// Draws the initial weights of the rank's shard into w, floats or doubles. A value depends only on the
+// Draws the initial weights of the rank's shard into w, floats or doubles; rank 0 tells how far it is. A value depends only on the
 // seed, on the tensor's layer and kind, and on its index in the tensor.
 static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
                                 const Config* config, uint64_t seed) {
+    Progress progress; // of large models
+    double drawn = 0;
+    progress_start(&progress, "initial weights", (double)shard_count(shard), "M", 1e6);
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
         const TensorRange range = tensor_range(p, shard);
@@ -120,5 +124,8 @@ static inline void draw_weights(void* w, int element_bytes, const ParamTable* ta
             else
                 ((float*)w)[range.local + i] = (float)x;
         }
+        drawn += (double)range.count;
+        if (shard->rank == 0) progress_update(&progress, drawn);
     }
+    progress_end(&progress);
 }

@@ -166,15 +166,20 @@ static inline void run_print_plan(const Run* run) {
     json_writer_free(&w);
 }
 
-// Prints model, recipe, steps and data sizes before training. val_sequences: to validate on.
-static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
-    const int64_t sequences = dataloader_sequences(data);
+// Prints what is trained: the first line of a run, before its weights, which may take a while.
+static inline void run_print_model(const Run* run) {
     const Options* o = &run->options;
     printf("%s: %s (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
            o->model ? o->model : o->init, counted(run->table.parameters, "parameter").text,
            (long long)run->table.non_embedding, (long long)run->config.vocab_size,
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
+}
+
+// Prints model, recipe, steps and data sizes before training. val_sequences: to validate on.
+static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
+    const int64_t sequences = dataloader_sequences(data);
+    const Options* o = &run->options;
     printf("%s of %lld x %s, micro-batches of %lld; %s (%s), %lld held out\n",
            counted(run->num_steps, "step").text, (long long)run->batch_sequences,
            counted(o->seq_len, "token").text, (long long)run->micro_batch,

@@ -7,6 +7,8 @@ train.h.
 #include "../checkpoint/load.h"
 #include "../run/trainer.h"
 
+enum { LOAD_TELLS = 1 << 28 }; // bytes of weights that take a while to read
+
 // Host memory for a rank's shard of weights, and with `moments` of AdamW's.
 static inline CheckpointTensors host_tensors_new(const Trainer* trainer, const Run* run, bool moments) {
     const size_t bytes = (size_t)shard_count(&run->shard) * (size_t)trainer->element_bytes;
@@ -25,6 +27,8 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
     const CheckpointPart part = {&run->table, &run->shard, run_resumed(run) ? t : &weights, run->world};
     const size_t bytes = (size_t)(shard_count(&run->shard) * t->element_bytes);
     memset(t->w, 0, (moments ? 3 : 1) * bytes); // a checkpoint has no moments of what is not trained
+    const char* folder = run_resumed(run) ? run->checkpoint : init;
+    if (run->mode == RUN_TRAIN && folder && bytes > LOAD_TELLS) printf("reading %s\n", folder);
     if (run_resumed(run)) return checkpoint_load(run->checkpoint, &run->record, &part, NULL, err);
     if (!init)
         draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,

@@ -502,8 +502,9 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     ResultFile dumped;
     if (run->mode == RUN_DUMP) result_open(&dumped, "dump", run->options.dump);
     ranks_compare_model(run);
+    if (run->mode == RUN_TRAIN) run_print_model(run);
     Model* model = trainer->open(run);
-    if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL); // weights may take a while
+    if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
     bool loaded = load_weights(&host, run, err);
     if (loaded) trainer->upload(model, &host);
