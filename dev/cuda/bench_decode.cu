@@ -38,9 +38,9 @@ struct DecodeBench {
         weights = random_array<bf16>(table.count + padding, 0.02f);
         weights_fp32 = random_array<float>(table.count, 1);
         matmul_init(&matmul, true, stream);
-        CacheModel of = attention_cache_model(&config, 1);
+        CacheModel of = attention_cache_model(&config);
         int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
-        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false, 1};
+        CacheSizes sizes = {n, T, n * heads * width, n, n, false};
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
         activations_allocate(&cache.table, 1, device_bytes);

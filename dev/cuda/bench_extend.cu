@@ -67,7 +67,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     char name[96];
     const CacheModel model = {CALLS, NH, dh, gate, true, false, true, -10, 0};
     int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), d = NH * dh, S = 4 * d + 64;
-    const CacheSizes sizes = {n, T, n * CALLS * NH * width, n * t, n, false, false, 1};
+    const CacheSizes sizes = {n, T, n * CALLS * NH * width, n * t, n, false};
     DeviceCache cache;
     if (!device_cache_new(&cache, &model, &sizes)) {
         printf("  n %lld, T %lld: no memory\n", (long long)n, (long long)T);

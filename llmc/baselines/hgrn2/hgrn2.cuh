@@ -148,7 +148,7 @@ static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, 
     Hgrn2Acts a = hgrn2_acts(layer);
     GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     Gla gla = hgrn2_gla(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
-    channel.doc_start = layer->doc_start;
+    gla.doc_start = layer->doc_start;
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
@@ -165,7 +165,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Gla gla = hgrn2_gla(a.proj, a.bound, d, a.saved, layer->scratch);
-    channel.doc_start = layer->doc_start;
+    gla.doc_start = layer->doc_start;
     GlaBackward gradients = {.dq = a.dproj,
                              .df = a.dproj + d,
                              .dv = a.dproj + 2 * d,
@@ -208,7 +208,7 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
         Gla gla = hgrn2_gla(e->proj + begin * 3 * d, a.bound, d, a.saved, a.scratch);
         GlaShape one = shape;
         one.T = sequence->end - begin;
-        channel.state = slot_state(a.state, d * dh, sequence, layer->stream);
+        gla.state = slot_state(a.state, d * dh, sequence, layer->stream);
         gla_forward(a.o + begin * d, &gla, &one, layer->stream);
     });
     GlaStep step = {.q = e->proj,
