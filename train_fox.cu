@@ -30,7 +30,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/layers/embedding.cuh"
 #include "llmc/layers/swiglu.cuh"
 #include "llmc/model/gpu_models.h"
-#include "llmc/sequence/sequence.cuh"
+#include "llmc/sequence/mixer.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>
@@ -41,8 +41,8 @@ or gradient is not finite changes nothing on the device itself.
 
 // clang-format off
 // type, name, kept, elements of a layer
-#define ATTENTION_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
+// per head: NH heads of dh channels, d = NH dh, over whole sequences of T tokens
+#define HEAD_ACTS(X) \
     X(bf16, q, KEPT_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
     X(bf16, k, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
     X(bf16, v, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
@@ -56,44 +56,62 @@ or gradient is not finite changes nothing on the device itself.
     X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
     X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
-    X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
-    X(bf16, head_proj, KEPT_QKV, shared * BT * HS)      /* where ranks share sequences, as in sequence.cuh */ \
-    X(bf16, head_dproj, SHARED, backward * shared * BT * HS) \
-    X(bf16, head_o, SHARED, (shared > 0) * BT * d) \
-    X(float, head_delta, SHARED, (shared > 0) * backward * BT * NH) \
-    X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
-    X(float, angles, SHARED, config->use_rope * ranks * T * dh) /* [T,dh/2,2] of RoPE */ \
-    X(float, delta, SHARED, backward * (gates_output || shared) * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
-    X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
+    X(float, angles, SHARED, config->use_rope * T * dh) /* [T,dh/2,2] of RoPE */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dk, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dv, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
+
+// per token: in_proj, output norm and gate, o_proj
+#define ATTENTION_ACTS(X) \
+    X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
+    X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
+    X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
+    X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */
 // clang-format on
 
 typedef struct {
+    HEAD_ACTS(ACTIVATION_FIELD)
+} HeadActs;
+typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
-static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                  int64_t T, Recompute recompute, int ranks) {
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
-            prunes = config_prunes(config), resets = config->document_reset;
-    int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    int64_t groups = ceil_div<int64_t>(BT, NORM_TOKENS), learns = gated && config->fgate_type != GATE_FIXED;
-    int64_t gates_output = config->use_output_norm || config->use_output_gate;
-    int64_t shared = ranks > 1 ? ranks : 0, HS = head_columns_of_proj(table, config, ranks).stride;
+
+static void head_activations(Activations* rows, const Config* config, const HeadShape* s,
+                             Recompute recompute) {
+    const int64_t B = s->B, T = s->T, NH = s->NH, dh = s->dh, BT = B * T, d = NH * dh;
+    const int64_t gated = config_has_gate(config), prunes = config_prunes(config),
+                  resets = config->document_reset;
+    const int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    const int64_t groups = head_norm_groups(s), learns = gated && config->fgate_type != GATE_FIXED;
     const int64_t backward = recompute != FORWARD_ONLY;
+    HEAD_ACTS(KEPT_ROW)
+}
+
+static void attention_activations(Activations* rows, const Layer* layer, Recompute recompute) {
+    const HeadShape shape = attention_shape_of(layer);
+    const Config* config = layer->config;
+    const int64_t BT = shape.B * shape.T, NH = shape.NH, d = config->hidden_size, S = shape.row_stride;
+    const int64_t gates_output = config->use_output_norm || config->use_output_gate;
+    const int64_t backward = recompute != FORWARD_ONLY;
+    head_activations(rows, config, &shape, recompute);
     ATTENTION_ACTS(KEPT_ROW)
 }
 
+#undef HEAD_ACTS
 #undef ATTENTION_ACTS
+
+static HeadActs head_acts(const Layer* layer) {
+    HeadActs a;
+    activations_rows(layer->mixer, 0, layer->l, &a, sizeof a);
+    return a;
+}
 
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    if (!layer->heads) a.head_proj = a.proj, a.head_dproj = a.dproj, a.head_o = a.o, a.head_delta = a.delta;
+    activations_last(layer->mixer, layer->l, &a, sizeof a);
     return a;
 }
 
@@ -110,32 +128,36 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
     attention_check(&shape);
 }
 
-// Called once after allocation: fills tensors that passes only read, and shares those that other ranks write.
+// Called once after allocation: fills tensors that passes only read.
+static void heads_init(const Layer* layer, const HeadShape* s) {
+    if (layer->config->use_rope)
+        rope_angles(head_acts(layer).angles, s->T, s->dh, layer->config->rope_base, layer->stream);
+}
 static void attention_init(const Layer* layer) {
-    const AttentionActs a = attention_acts(layer);
-    const int64_t T = attention_shape_of(layer).T, dh = config_head_size(layer->config);
-    if (layer->config->use_rope) rope_angles(a.angles, T, dh, layer->config->rope_base, layer->stream);
-    sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj});
+    const HeadShape shape = attention_shape_of(layer);
+    heads_init(layer, &shape);
 }
 
-// attention_paths with the activations of a pass.
-static void attention_pass_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
+// The paths of q, k and v with the tensors of a pass.
+static void head_paths(HeadPath paths[3], const AttentionHeads* heads, const HeadActs* a) {
     bf16 *const out[] = {a->q, a->k, a->v}, *const dout[] = {a->dq, a->dk, a->dv};
-    attention_paths(layer, paths);
-    for (int p = 0; p < 3; p++) paths[p].out = out[p], paths[p].dout = dout[p];
+    for (int p = 0; p < 3; p++) {
+        paths[p] = heads->paths[p];
+        paths[p].out = out[p], paths[p].dout = dout[p];
+    }
     paths[0].rstd = a->q_rstd;
     paths[1].rstd = a->k_rstd;
 }
 
-static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
+static Pruning head_pruning(const Layer* layer, const AttentionHeads* heads, const HeadActs* a) {
     return {.bounds = {a->first_key_block, a->last_query_block, a->head_order},
             .score_limits = a->score_limits,
             .count = layer->recomputing ? NULL : a->pruning,
-            .head_kept = head_kept(layer),
+            .head_kept = heads->kept,
             .cum_logf = a->cum_logf,
             .squares = a->squares,
-            .q_weight = paths[0].weight,
-            .k_weight = paths[1].weight,
+            .q_weight = heads->paths[0].weight,
+            .k_weight = heads->paths[1].weight,
             .lse = a->lse,
             .log_tolerance = layer->config->log_pruning_tolerance,
             .rope = layer->config->use_rope,
@@ -143,15 +165,18 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
             .scratch = layer->scratch};
 }
 
-static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
-    AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape_of(layer), tokens = attention_token_shape(layer);
+// Without a gate all layers share cum_logf and bounds, those of documents.
+static bool has_own_gates(const Layer* layer) { return layer->l == 0 || config_has_gate(layer->config); }
+
+// o = attention(qkv(proj)) of some heads over whole sequences
+static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16* o, const bf16* proj) {
+    const HeadActs a = head_acts(layer);
+    const HeadShape* shape = &heads->shape;
+    const bf16* gate = heads->gate < 0 ? NULL : proj + heads->gate;
     HeadPath paths[3];
-    attention_pass_paths(layer, &a, paths);
-    Pruning pruning = attention_pruning(layer, &a, paths);
-    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    AttentionForward attention = {.o = a.head_o,
+    head_paths(paths, heads, &a);
+    Pruning pruning = head_pruning(layer, heads, &a);
+    AttentionForward attention = {.o = o,
                                   .lse = a.lse,
                                   .q = a.q,
                                   .k = a.k,
@@ -159,77 +184,78 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
                                   .cum_logf = a.cum_logf,
                                   .bounds = a.first_key_block ? &pruning.bounds : NULL,
                                   .scratch = layer->scratch};
-    // without a gate all layers share cum_logf and bounds, those of documents
-    const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
-    in_proj_to_heads(layer, a.head_proj, a.proj, in, &in_proj);
-    qkv_forward(paths, a.squares, a.head_proj, a.angles, &shape, layer->stream);
-    if (a.cum_logf && own_gates)
-        forget_gate_forward(a.cum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
-                            head_gate_bias(layer), layer->scratch, &shape, layer->stream);
-    if (attention.bounds && own_gates) pruning_bounds(&pruning, &shape, layer->stream);
-    (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
-    for (int i = 0; i < layer_chunks(layer); i++) {
-        const SequenceChunk chunk = layer_chunk(layer, i);
-        const OutputGate gate = output_gate_slice(&output_gate, &tokens, chunk.first);
-        const Linear linear = linear_slice(&o_proj, chunk.first, layer->B * chunk.tokens);
-        bf16 *o = o_to_tokens(layer, a.o, a.head_o, chunk), *y = chunk_rows(a.y, chunk, o_proj.K);
-        tokens.T = chunk.tokens;
-        if (y || gate.y8.data) output_gate_forward(y, o, &gate, &tokens, layer->stream);
-        linear_forward(chunk_rows(out, chunk, o_proj.N), y ? y : o, chunk_rows(residual, chunk, o_proj.N),
-                       &linear, layer->matmul);
-    }
+    qkv_forward(paths, a.squares, proj, a.angles, shape, layer->stream);
+    if (a.cum_logf && has_own_gates(layer))
+        forget_gate_forward(a.cum_logf, gate, heads->gate_bias, layer->scratch, shape, layer->stream);
+    if (attention.bounds && has_own_gates(layer)) pruning_bounds(&pruning, shape, layer->stream);
+    (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, shape, layer->stream);
+}
+
+// Writes dproj from dout, the gradient of o; o is read where delta is NULL.
+static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16* dproj, const bf16* proj,
+                           const bf16* dout, const bf16* o, const float* delta) {
+    const HeadActs a = head_acts(layer);
+    const HeadShape* shape = &heads->shape;
+    HeadPath paths[3];
+    head_paths(paths, heads, &a);
+    Pruning pruning = head_pruning(layer, heads, &a);
+    AttentionBackward attention = {.dq = a.dq,
+                                   .dk = a.dk,
+                                   .dv = a.dv,
+                                   .dcum_logf = a.dcum_logf,
+                                   .dout = dout,
+                                   .q = a.q,
+                                   .k = a.k,
+                                   .v = a.v,
+                                   .o = o,
+                                   .lse = a.lse,
+                                   .delta = delta,
+                                   .cum_logf = a.cum_logf,
+                                   .bounds = a.first_key_block ? &pruning.bounds : NULL,
+                                   .deterministic = layer->deterministic,
+                                   .scratch = layer->scratch};
+    bf16* dgate = heads->gate < 0 ? NULL : dproj + heads->gate;
+    const bf16* gate = heads->gate < 0 ? NULL : proj + heads->gate;
+    SideStream* side = a.dcum_logf ? heads->gate_stream : NULL; // gates beside q, k and v
+
+    if (layer->recompute_qkv) qkv_forward(paths, NULL, proj, a.angles, shape, layer->stream);
+    if (attention.bounds && has_own_gates(layer)) pruning_backward_bounds(&pruning, shape, layer->stream);
+    (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, shape, layer->stream);
+    if (a.dcum_logf)
+        forget_gate_backward(dgate, heads->gate_dbias, a.dcum_logf, gate, heads->gate_bias, layer->scratch,
+                             shape, side ? side_fork(side) : layer->stream);
+    if (side) side_mark(side);
+    qkv_backward(paths, dproj, proj, a.angles, layer->partial[2], shape, heads->dqkv8, layer->stream);
+    if (side) side_await(side);
+}
+
+static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    AttentionActs a = attention_acts(layer);
+    AttentionHeads heads = attention_heads(layer);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+
+    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    heads_forward(layer, &heads, a.o, a.proj);
+    if (a.y || output_gate.y8.data) output_gate_forward(a.y, a.o, &output_gate, &heads.shape, layer->stream);
+    linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
 }
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, const bf16* dout) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape_of(layer), tokens = attention_token_shape(layer);
-    HeadPath paths[3];
-    attention_pass_paths(layer, &a, paths);
-    Pruning pruning = attention_pruning(layer, &a, paths);
+    AttentionHeads heads = attention_heads(layer);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    AttentionBackward attention = {.dq = a.dq,
-                                   .dk = a.dk,
-                                   .dv = a.dv,
-                                   .dcum_logf = a.dcum_logf,
-                                   .dout = layer->heads ? a.head_o : din,
-                                   .q = a.q,
-                                   .k = a.k,
-                                   .v = a.v,
-                                   .o = a.o,
-                                   .lse = a.lse,
-                                   .delta = a.head_delta,
-                                   .cum_logf = a.cum_logf,
-                                   .bounds = a.first_key_block ? &pruning.bounds : NULL,
-                                   .deterministic = layer->deterministic,
-                                   .scratch = layer->scratch};
-    const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
-    SideStream* side = &layer->weight_stream->side;
-    const bool beside = a.dcum_logf && !layer->heads; // gates beside q, k and v
 
-    order_weights(layer, RANGE_BACKWARD);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
-                             layer->partial[1], &tokens, layer->stream);
-    if (a.delta && !a.y) attention_delta(a.delta, din, a.o, &tokens, layer->stream);
-    ordered_weight_gradient(layer, ORDERED_O_PROJ, dout, a.y ? a.y : a.o, &o_proj);
-    dout_to_heads(layer, a.head_o, a.head_delta, din, a.delta);
-    if (layer->recompute_qkv) qkv_forward(paths, NULL, a.head_proj, a.angles, &shape, layer->stream);
-    if (attention.bounds && own_gates) pruning_backward_bounds(&pruning, &shape, layer->stream);
-    (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
-    if (a.dcum_logf)
-        forget_gate_backward(head_proj_column(layer, a.head_dproj, P_FGATE_PROJ), head_gate_dbias(layer),
-                             a.dcum_logf, head_proj_column(layer, a.head_proj, P_FGATE_PROJ),
-                             head_gate_bias(layer), layer->scratch, &shape,
-                             beside ? side_fork(side) : layer->stream);
-    if (beside) side_mark(side);
-    qkv_backward(paths, a.head_dproj, a.head_proj, a.angles, layer->partial[2], &shape,
-                 attention_dqkv8(layer), layer->stream);
-    if (beside) side_await(side);
-    heads_to_in_proj(layer, din, a.dproj, a.head_dproj, &in_proj);
+                             layer->partial[1], &heads.shape, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
+    heads_backward(layer, &heads, a.dproj, a.proj, din, a.o, a.delta);
+    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
 
@@ -241,6 +267,21 @@ static const Mixer attention_mixer = {
     .forward = attention_mixer_forward,
     .backward = attention_mixer_backward,
     .extend = attention_mixer_extend,
+};
+
+// The same where ranks share sequences, with their exchange before and behind the heads (llmc/sequence)
+static const AttentionFunctions attention_functions = {head_activations, heads_init, heads_forward,
+                                                       heads_backward};
+static const Mixer shared_attention_mixer = {
+    .eager = true,
+    .sums_on_main = true,
+    .check = attention_mixer_check,
+    .activations = sequence_activations,
+    .scratch_bytes = attention_mixer_scratch_bytes,
+    .init = sequence_init,
+    .forward = sequence_forward,
+    .backward = sequence_backward,
+    .extend = attention_mixer_extend, // samples of a training, on one rank
 };
 
 // ----------------------------------------------------------------------------
@@ -334,8 +375,7 @@ typedef struct Model {
     float* m;
     float* v;
     Exchange* exchange;     // with other ranks; NULL: alone
-    SequenceGroup group;    // of the ranks that share sequences
-    RankHeads* heads;       // and their exchange; NULL: each rank has its own
+    SequenceMixer sequence; // where ranks share sequences
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
     bool weights_in_flight; // new: the passes have not waited yet for those of all ranks, nor made them FP8
     bool with_fp8;          // trains with --fp8
@@ -378,9 +418,10 @@ static int64_t model_tail(const Config* c) {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
-                              Recompute recompute, int ranks) {
-    int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
+static void model_activations(Activations* rows, const Model* model, int64_t BT, Recompute recompute) {
+    const Config* config = &model->config;
+    const int64_t ranks = sequence_ranks(&model->sequence);
+    int64_t d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
     int64_t logit_rows = gpu_logit_rows(BT, Vs), has_mlp = config_mlp_size(config) > 0;
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
     MODEL_ACTS(KEPT_ROW)
@@ -388,23 +429,15 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 
 #undef MODEL_ACTS
 
-// What a pass over [B, T] tokens needs, on one of `ranks` that share sequences; nothing is allocated.
-static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,
-                      Recompute recompute, int ranks) {
-    Pass pass = {};
-    pass.B = B;
-    pass.T = T;
-    model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute, ranks);
-    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute, ranks);
-    mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
-    return pass;
-}
-
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
     Acts a;
     activations_layer(&pass->tables[PASS_MODEL], l, &a, sizeof a);
     return a;
+}
+
+static const Mixer* model_mixer(const Model* model) {
+    return sequence_ranks(&model->sequence) > 1 ? &shared_attention_mixer : mixers[model->config.mixer];
 }
 
 static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
@@ -419,11 +452,11 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
-    layer.heads = pass == &model->pass ? model->heads : NULL;              // in inference by cache_new
-    layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // and has no walls
+    layer.mixer_context = &model->sequence;
+    layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // inference has no walls
     layer.scratch = model->scratch.memory;
-    // ranks that share sequences add up their heads' gradients behind the kernels, on the main stream
-    norm_partials(layer.partial, model->partial, layer.heads ? NULL : &model->weight_stream.side);
+    norm_partials(layer.partial, model->partial,
+                  model_mixer(model)->sums_on_main ? NULL : &model->weight_stream.side);
     layer.matmul = &model->matmul;
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
@@ -436,23 +469,35 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     return layer;
 }
 
+// What a pass over [B, T] tokens needs; nothing is allocated.
+static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
+    Pass pass = {};
+    pass.B = B;
+    pass.T = T;
+    const Layer layer = model_layer(model, &pass, 0);
+    model_activations(&pass.tables[PASS_MODEL], model, B * T, recompute);
+    model_mixer(model)->activations(&pass.tables[PASS_MIXER], &layer, recompute);
+    mlp_activations(&pass.tables[PASS_MLP], &model->config, B * T, recompute);
+    return pass;
+}
+
 static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {};
     pass.B = B;
     pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
     layer.forward_only = recompute == FORWARD_ONLY;
-    return std::max(mixers[model->config.mixer]->scratch_bytes(&layer),
+    return std::max(model_mixer(model)->scratch_bytes(&layer),
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
-    Pass pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
+    Pass pass = pass_plan(model, B, T, recompute);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute) + in_fp8 +
-           gpu_exchange_bytes(&model->config, &model->table, B, T, model->group.size);
+           gpu_exchange_bytes(&model->config, &model->table, B, T, sequence_ranks(&model->sequence));
 }
 
 // Dies where the kernels do not support passes over [B, T] tokens of the model.
@@ -469,7 +514,6 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic, int
     model.config = *config;
     model.table = params_build_for(config, ranks);
     model.shard = params_shard(&model.table, rank, ranks);
-    model.group.size = 1;
     model.Vs = matmul_padded(config->vocab_size);
     model.cudnn = cudnn;
     model.deterministic = deterministic;
@@ -514,15 +558,14 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->B = B;
     model->T = T;
     model->recompute = recompute;
-    model->pass = pass_plan(&model->config, &model->table, B, T, recompute, model->group.size);
+    model->pass = pass_plan(model, B, T, recompute);
     pass_allocate(&model->pass, L, device_bytes);
-    order_open(model->heads, &model->config, &model->table, recompute != FORWARD_ONLY);
     if (model->fp8) fp8_allocate(model->fp8, B * T);
     model->acts = pass_acts(&model->pass, 0);
     scratch_reserve(&model->scratch, model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
-    if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
+    if (model_mixer(model)->init) model_mixer(model)->init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
@@ -534,7 +577,7 @@ static void model_set_sequential(Model* model, bool on) {
 }
 
 static void model_free(Model* model) {
-    sequence_close(model->heads);
+    sequence_close(&model->sequence);
     if (model->exchange) {
         exchange_close(model->exchange);
         nccl_free(model->weights);
@@ -595,7 +638,7 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
 // Counts of attention blocks of the step in progress, [L] on the device; NULL where attention has no bounds.
 static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
-    return config_has_bounds(&model->config) ? attention_acts(&layer).pruning : NULL;
+    return config_has_bounds(&model->config) ? head_acts(&layer).pruning : NULL;
 }
 
 // ----------------------------------------------------------------------------
@@ -607,7 +650,7 @@ static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
     const Layer layer = model_layer(model, &model->pass, bucket - 1);
-    order_weights_in_fp8(&layer, model->fp8);
+    if (model->fp8) sequence_weights_in_fp8(&layer, model->fp8);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
@@ -638,7 +681,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
 
     if (!recomputing) model_await_weights(model, 1 + l);
     rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
-    mixers[model->config.mixer]->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    model_mixer(model)->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm, model->stream);
@@ -656,7 +699,7 @@ static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
-    deal_begin_step(model->heads, model->stream);
+    deal_begin_step(&model->sequence.heads, model->stream);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -665,7 +708,7 @@ static void model_embed(Model* model) {
     const Acts* a = &model->acts;
     const Config* c = &model->config;
     documents_forward(a->doc_start, a->all_inputs ? a->all_inputs : a->inputs, model->B,
-                      model->T * model->group.size, config_end_of_text(c), model->stream);
+                      model->T * sequence_ranks(&model->sequence), config_end_of_text(c), model->stream);
     embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), model->B * model->T,
                       c->hidden_size, model->stream);
 }
@@ -691,7 +734,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     model_embed(model);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         Layer layer = model_layer(model, &model->pass, l);
-        AttentionActs a = attention_acts(&layer);
+        HeadActs a = head_acts(&layer);
         block_forward(model, l, false);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * d);
@@ -756,23 +799,23 @@ static void block_backward(Model* model, int64_t l) {
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
         rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, layer.partial[0],
                          model->stream);
-        weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
+        deferred_weight_gradient(&layer, &gate_proj, a.mlp_in);
     } else {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-    DeferredWeight in_proj = mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx);
+    DeferredWeight in_proj = model_mixer(model)->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
-    ordered_weight_gradient(&layer, ORDERED_IN_PROJ, in_proj.dout, a.mixer_in, &in_proj.linear);
+    deferred_weight_gradient(&layer, &in_proj, a.mixer_in);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
-// Runs work(), from the second pass on as a CUDA graph, unless ranks share sequences (sequence.cuh).
+// Runs work(), from the second pass on as a CUDA graph, unless the mixer is eager.
 template <class Work>
 static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
-    if (!model->warm || model->sequential || model->heads) return work();
+    if (!model->warm || model->sequential || model_mixer(model)->eager) return work();
     pass_graph_run(graph, dloss, &model->capturing, model->stream, work);
 }
 
@@ -828,8 +871,8 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
-        deal_sums(model->heads, exchange, model->stats, model_pruning(model), model->config.num_hidden_layers,
-                  model->stream);
+        deal_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
+                  model->config.num_hidden_layers, model->stream);
     global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
@@ -874,7 +917,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
     model_await_all_weights(model);
-    return cache_allocate(&layer, mixers[model->config.mixer], sizes);
+    return cache_allocate(&layer, model_mixer(model), sizes);
 }
 
 #ifndef TESTING
@@ -884,7 +927,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
-    const SequenceGroup* g = &model->group;
+    const SequenceGroup* g = &model->sequence.heads.group;
     const int64_t T = data ? sequence_tokens(g, data->options.seq_len) : model->T; // at most the T of open
     if (T != model->T) // shorter contexts of --eval, for which cuDNN makes other plans
         scratch_reserve(&model->scratch, model_scratch_bytes(model, model->B, T, model->recompute));
@@ -955,8 +998,8 @@ static void queue_losses(Model* model) {
     model_await_all_weights(model);
     model_forward(model);
     model_loss(model, 0, false, NULL);
-    sequence_download_losses((float*)p->data[p->next], model->acts.losses, model->heads, model->B, model->T,
-                             model->stream);
+    sequence_download_losses((float*)p->data[p->next], model->acts.losses, &model->sequence, model->B,
+                             model->T, model->stream);
     CUDA_CHECK(cudaEventRecord(p->done[p->next], model->stream));
     p->next = 1 - p->next;
 }
@@ -997,7 +1040,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 
 static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;
-    return cache_bytes(&m->config, &m->table, mixers[m->config.mixer], sizes);
+    return cache_bytes(&m->config, &m->table, model_mixer(m), sizes);
 }
 
 static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
@@ -1019,7 +1062,7 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     Device device = opens ? device_open_ranked(run->world) : Device();
     *model = model_new(&run->config, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
-    model->group = run->group;
+    model->sequence = sequence_new(&run->config, &model->table, &run->group, &attention_functions);
     model->with_fp8 = plan_fp8(run);
     if (gpu.memory > 0) {
         free_bytes = (size_t)gpu.memory;
@@ -1057,9 +1100,8 @@ static Model* trainer_open(Run* run) {
             device->name, plan_advice(&plan), train ? "; --dry-run shows what fits" : "");
     const int64_t Tn = sequence_tokens(&run->group, T); // of the rank
     if (run->world->size > 1) model_connect(model, run->world);
-    model->heads =
-        sequence_open(run->world, &run->config, &model->table, &run->group, B, Tn, model->exchange);
-    if (train && !run->options.deterministic) deal_open(model->heads, &run->config);
+    sequence_open(&model->sequence, run->world, B, Tn, model->exchange);
+    if (train && !run->options.deterministic) deal_open(&model->sequence.heads, &run->config);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));

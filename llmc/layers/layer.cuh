@@ -16,7 +16,6 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../model/extension.h"
 #include "../model/activations.h"
 #include "../model/documents.h"
-#include "../model/sequence.h"
 #include "../cuda/fp8_state.cuh"
 #include "rmsnorm.cuh"
 
@@ -25,28 +24,6 @@ typedef struct {
     SideStream side;
     Matmul matmul; // its stream is side.stream
 } WeightStream;
-
-// Weights of attention that have the heads in the order of ranks where ranks share sequences (llmc/sequence/order.cuh).
-typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
-
-// Where ranks share sequences: the heads of this one, and copies of the weights that each head has of its own,
-// as those of all heads are laid out (llmc/sequence/order.cuh).
-typedef struct {
-    SequenceGroup group;
-    HeadColumns proj, o;
-    bf16* ordered[NUM_ORDERED];        // NULL in inference
-    float* dordered[NUM_ORDERED];      // gradients of theirs; NULL without a backward pass
-    bf16* norms[2];                    // [heads, dh] of q and k
-    float* dnorms[2];                  // their gradients
-    float *bias, *dbias;               // [heads] of the gate
-    bf16* output_norm;                 // [heads, dh], in inference; NULL: there is none
-    int* deal;                         // [layers, NH] which heads a rank has (llmc/sequence/deal.cuh); NULL:
-                                       // those of sequence_head in all layers
-    int layers;                        // of deal
-    unsigned long long* kept;          // [layers, heads] blocks of the step in progress; NULL without deal
-    unsigned long long* all_kept;      // [layers, NH] of all heads, summed over ranks at the step's end
-    struct SequenceExchange* exchange; // llmc/sequence/sequence.cuh
-} RankHeads;
 
 typedef struct {
     const Config* config;
@@ -57,8 +34,8 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    RankHeads* heads; // NULL: all heads and all tokens are here; else T is that of the rank's tokens, or rows
-    const int32_t* doc_start; // [B,T] of whole sequences (documents.h); NULL without document_reset
+    void* mixer_context;      // what the model has for its mixer besides activations; NULL: nothing
+    const int32_t* doc_start; // [B,T] (documents.h); NULL without document_reset
     void* scratch;            // of one kernel at a time
     NormPartial partial[NUM_NORM_PARTIALS]; // [0] of the block's norms, the others of its mixer
     Matmul* matmul;
@@ -110,26 +87,6 @@ static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) 
     return p ? layer->weights_fp32 + p->fp32 : NULL;
 }
 
-// The copy of a weight of attention in the order of ranks; NUM_ORDERED: there is none.
-static inline int layer_ordered(const Layer* layer, ParamKind kind) {
-    const ParamKind kinds[NUM_ORDERED] = {layer->table->proj.first, P_O_PROJ, P_OUTPUT_NORM};
-    int i = layer->heads && layer->heads->ordered[0] && params_find(layer->table, kind, layer->l)
-                ? 0
-                : NUM_ORDERED;
-    while (i < NUM_ORDERED && kinds[i] != kind) i++;
-    return i;
-}
-
-// A weight of the layer as its kernels read it, and its gradient as they write it; NULL where the model has none.
-static inline const bf16* layer_weight(const Layer* layer, ParamKind kind) {
-    const int i = layer_ordered(layer, kind);
-    return i < NUM_ORDERED ? layer->heads->ordered[i] : layer_param(layer, layer->weights, kind);
-}
-static inline float* layer_gradient(const Layer* layer, ParamKind kind) {
-    const int i = layer_ordered(layer, kind);
-    return i < NUM_ORDERED ? layer->heads->dordered[i] : layer_param(layer, layer->grads, kind);
-}
-
 // A linear layer of layer l in FP8, whose output has `columns` columns with those in bf16; all zero: bf16.
 static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind, int64_t columns) {
     const Fp8State* s = layer->fp8;
@@ -145,8 +102,8 @@ static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind,
 static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
     int64_t N = p->shape[0], K = p->shape[1];
-    return {.w = layer_weight(layer, kind),
-            .dw = layer_gradient(layer, kind),
+    return {.w = layer_param(layer, layer->weights, kind),
+            .dw = layer_param(layer, layer->grads, kind),
             .rows = layer->B * layer->T,
             .N = N,
             .K = K,
@@ -157,12 +114,20 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
 
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
 // last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
-// reads and whose gradient is 0. Where ranks share sequences, heads are in the order of ranks, and those rows 0.
+// reads and whose gradient is 0.
 static inline Linear layer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
     linear.fp8 = layer_fp8(layer, layer->l, layer->table->proj.first, linear.N);
     return linear;
+}
+
+// Before a pass reads new weights of the layer: their copies in FP8. Outside the model's layers there are none.
+static inline void layer_weights_in_fp8(const Layer* layer, const Fp8State* s) {
+    if (layer->l < 0 || layer->l >= s->layers) return;
+    const bf16* w[FP8_LINEARS];
+    for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_param(layer, layer->weights, s->shapes[i].kind);
+    fp8_weights(s, layer->l, w, layer->stream);
 }
 
 // What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of
@@ -200,6 +165,7 @@ static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
 typedef struct {
     Linear linear;
     const bf16* dout;
+    void (*then)(const Layer*, cudaStream_t); // called when it is queued on a stream; NULL: nothing follows
 } DeferredWeight;
 
 static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
@@ -219,10 +185,16 @@ static inline void weight_stream_sequential(WeightStream* w, bool on) {
 
 // Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
 // main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
-// projection, padded, reach into the tensors behind it, unless they are in the order of ranks.
+// projection, padded, reach into the tensors behind it.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
     side_fork(&w->side);
     linear_backward_weight(dout, x, linear, &w->matmul);
+}
+
+// The same when the input x of a deferred gradient is recomputed.
+static inline void deferred_weight_gradient(const Layer* layer, const DeferredWeight* w, const bf16* x) {
+    weight_gradient(layer->weight_stream, w->dout, x, &w->linear);
+    if (w->then) w->then(layer, layer->weight_stream->side.stream);
 }
 
 // What is queued on the main stream from now on waits for the weight gradients in flight.
@@ -232,11 +204,12 @@ static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 // what takes a block's normed residual stream back to it: attention, or what may take its place
 
 typedef struct {
+    bool eager;        // its passes are not repeated as a graph
+    bool sums_on_main; // it reads norms' gradients on the main stream: their sums over tokens are there, too
     // dies where the kernels do not support passes over [B, T] tokens
     void (*check)(const Config*, int64_t B, int64_t T);
-    // adds the tensors of such a pass on one of `ranks` that share a sequence; bytes of Layer.scratch besides
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute,
-                        int ranks);
+    // adds the tensors of a pass over the layer's B x T tokens; bytes of Layer.scratch besides
+    void (*activations)(Activations*, const Layer*, Recompute);
     size_t (*scratch_bytes)(const Layer*);
     void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
     // out = residual + mixer(in)

@@ -84,15 +84,26 @@ static inline void activations_allocate(Activations* a, int64_t L, void* (*alloc
     }
 }
 
-// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l; NULL for
-// those that the model does not have.
-static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
-    assert(size == (size_t)a->count * sizeof(void*));
+// Fills a struct of pointers, `size` bytes at `pointers`, with the tensors of layer l that are row `first` of the
+// table and those behind it; NULL for those that the model does not have.
+static inline void activations_rows(const Activations* a, int first, int64_t l, void* pointers, size_t size) {
+    assert(first >= 0 && first + (int)(size / sizeof(void*)) <= a->count);
     for (size_t i = 0; i < size / sizeof(void*); i++) {
-        char* data = (char*)a->rows[i].data;
-        if (data && a->rows[i].per_layer) data += l * a->rows[i].bytes;
+        char* data = (char*)a->rows[first + (int)i].data;
+        if (data && a->rows[first + (int)i].per_layer) data += l * a->rows[first + (int)i].bytes;
         memcpy((char*)pointers + i * sizeof data, &data, sizeof data);
     }
+}
+
+// The same of a whole table.
+static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
+    assert(size == (size_t)a->count * sizeof(void*));
+    activations_rows(a, 0, l, pointers, size);
+}
+
+// The same of the last rows of a table that begins with another part's.
+static inline void activations_last(const Activations* a, int64_t l, void* pointers, size_t size) {
+    activations_rows(a, a->count - (int)(size / sizeof(void*)), l, pointers, size);
 }
 
 // ----------------------------------------------------------------------------

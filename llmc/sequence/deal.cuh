@@ -19,30 +19,29 @@ Invariants, each with the line that keeps it:
  3. A resumed run, which has no counts of the step          the trainer does not call deal_open then
     before, gives the same bits with --deterministic.
 
-Without deal_open, also in inference and where nothing is pruned, RankHeads.deal is NULL: the heads of sequence_head.
+Without deal_open, and where nothing is pruned, RankHeads.deal is NULL: the heads of sequence_head.
 
-Called by order.cuh, which reads the table, by attention, which counts blocks, and by the GPU trainer, once a step.
+Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, once a step.
 */
 #pragma once
 
-#include "../exchange/exchange.cuh"
-#include "../layers/layer.cuh"
+#include "context.cuh"
 
 // The layer's row of the table; NULL: there is none.
 static inline const int* head_deal(const Layer* layer) {
-    const RankHeads* h = layer->heads;
-    return h && h->deal ? h->deal + layer->l * layer->config->num_heads : NULL;
+    const RankHeads* h = rank_heads(layer);
+    return h->deal ? h->deal + layer->l * layer->config->num_heads : NULL;
 }
 
 // [heads] where pruning counts the blocks of the rank's heads; NULL: nowhere.
 static inline unsigned long long* head_kept(const Layer* layer) {
-    const RankHeads* h = layer->heads;
-    return h && h->kept && !layer->recomputing ? h->kept + layer->l * h->o.heads : NULL;
+    const RankHeads* h = rank_heads(layer);
+    return h->kept && !layer->recomputing ? h->kept + layer->l * h->o.heads : NULL;
 }
 
-// Gives the heads a table, if the model prunes; h may be NULL. sequence_close frees it.
+// Gives the heads of ranks that share sequences a table, if the model prunes. sequence_close frees it.
 static inline void deal_open(RankHeads* h, const Config* c) {
-    if (!h || !config_prunes(c)) return;
+    if (h->group.size <= 1 || !config_prunes(c)) return;
     const int ranks = h->group.size, heads = h->o.heads;
     const size_t L = (size_t)c->num_hidden_layers, NH = (size_t)c->num_heads;
     assert(ranks <= SEQUENCE_MAX_RANKS);
@@ -60,7 +59,7 @@ static inline void deal_open(RankHeads* h, const Config* c) {
 
 // Before the first pass of a step.
 static inline void deal_begin_step(const RankHeads* h, cudaStream_t main) {
-    if (!h || !h->deal) return;
+    if (!h->deal) return;
     CUDA_CHECK(cudaMemsetAsync(h->kept, 0, (size_t)(h->layers * h->o.heads) * sizeof *h->kept, main));
 }
 
@@ -93,7 +92,7 @@ static inline void deal_sums(const RankHeads* h, Exchange* e, StepStats* stats, 
                              int64_t L, cudaStream_t main) {
     unsigned long long* counters = (unsigned long long*)counts;
     const int64_t n = counts ? 2 * L : 0;
-    if (!h || !h->deal) return exchange_sums(e, stats, counters, n, main);
+    if (!h->deal) return exchange_sums(e, stats, counters, n, main);
     deal_collect(h, main);
     nccl_group_begin();
     exchange_sums(e, stats, counters, n, main);

@@ -13,6 +13,7 @@ Called by sequence.cuh.
 #pragma once
 
 #include "../layers/layer.cuh"
+#include "../model/sequence.h"
 
 // Of each rank a block of heads and whole rows of the same tokens. Sequences are block_stride elements apart in blocks,
 // and Tn rows in whole rows.

@@ -12,7 +12,7 @@ So in proj and o the columns that a rank sends to another are side by side, and 
 pass of a layer copies its weights anew, on the main stream: all layers share these buffers. A gradient is added to
 the model's behind the kernels that compute it.
 
-Called by sequence.cuh and the GPU trainer.
+Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer.
 */
 #pragma once
 
@@ -83,7 +83,7 @@ __global__ static void __launch_bounds__(256)
 }
 
 static inline HeadOrder head_order(const Layer* layer) {
-    return {.columns = layer->heads->proj,
+    return {.columns = rank_heads(layer)->proj,
             .deal = head_deal(layer),
             .gate = (int)params_column(layer->table, P_OGATE_PROJ),
             .dh = (int)config_head_size(layer->config),
@@ -153,26 +153,25 @@ static inline HeadWeights head_weights_of(const Layer* layer) {
 
 // Either kernel's thread blocks.
 static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) {
-    return ceil_div(layer->heads->o.heads * w->dh, 256);
+    return ceil_div(rank_heads(layer)->o.heads * w->dh, 256);
 }
 
 // ----------------------------------------------------------------------------
 // all of them
 
-// Allocates the weights of all heads for passes, and their gradients for training; h may be NULL. sequence_close frees
-// them.
-static inline void order_open(RankHeads* h, const Config* c, const ParamTable* table, bool train) {
-    const size_t d = (size_t)c->hidden_size, S = (size_t)matmul_padded(table->proj.rows);
+// Allocates the weights of all heads for passes, and their gradients for training. sequence_close frees them.
+static inline void order_open(const Layer* layer) {
+    RankHeads* h = &sequence_of(layer)->heads;
+    const size_t d = (size_t)layer->config->hidden_size, S = (size_t)matmul_padded(layer->table->proj.rows);
     const size_t counts[NUM_ORDERED] = {S * d, d * d, d};
-    for (int i = 0; h && i < NUM_ORDERED; i++) {
+    for (int i = 0; i < NUM_ORDERED; i++) {
         h->ordered[i] = (bf16*)device_zeros(counts[i] * sizeof(bf16));
-        if (train) h->dordered[i] = (float*)device_zeros(counts[i] * sizeof(float));
+        if (layer->grads) h->dordered[i] = (float*)device_zeros(counts[i] * sizeof(float));
     }
 }
 
 // Before a pass of the layer reads weights of attention.
 static inline void order_weights(const Layer* layer, RangePass pass) {
-    if (!layer->heads) return;
     Range range("exchange of sequences", pass, layer->stream);
     const HeadOrder order = head_order(layer);
     const HeadWeights own = head_weights_of(layer);
@@ -182,18 +181,23 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
         const int64_t groups = t.padded * t.width / 8;
         if (from)
             CUDA_LAUNCH(order_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
-                        layer->heads->ordered[i], from, t, order);
+                        rank_heads(layer)->ordered[i], from, t, order);
     }
-    CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *layer->heads,
+    CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *rank_heads(layer),
                 own);
 }
 
-// Before a pass reads new weights of the layer: both copies in FP8, unless s is NULL. Outside the model's layers there
-// are none.
-static inline void order_weights_in_fp8(const Layer* layer, const Fp8State* s) {
-    if (!s || layer->l < 0 || layer->l >= s->layers) return;
+// layer_weights_in_fp8, of the weights that GEMMs read where ranks share sequences.
+static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s) {
+    if (sequence_ranks(sequence_of(layer)) == 1) return layer_weights_in_fp8(layer, s);
+    if (layer->l < 0 || layer->l >= s->layers) return;
+    const ParamKind kinds[NUM_ORDERED] = {layer->table->proj.first, P_O_PROJ, P_OUTPUT_NORM};
     const bf16* w[FP8_LINEARS];
-    for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_weight(layer, s->shapes[i].kind);
+    for (int i = 0; i < FP8_LINEARS; i++) {
+        w[i] = layer_param(layer, layer->weights, s->shapes[i].kind);
+        for (int n = 0; n < NUM_ORDERED; n++)
+            if (kinds[n] == s->shapes[i].kind) w[i] = rank_heads(layer)->ordered[n];
+    }
     order_weights(layer, RANGE_FORWARD);
     fp8_weights(s, layer->l, w, layer->stream);
 }
@@ -205,14 +209,15 @@ static inline void order_add(const Layer* layer, Ordered which, cudaStream_t str
     float* to = layer_param(layer, layer->grads, t.kind);
     if (to)
         CUDA_LAUNCH(order_add_kernel, ceil_div<int64_t>(t.rows * t.width / 4, 256), 256, stream, to,
-                    layer->heads->dordered[which], t, head_order(layer));
+                    rank_heads(layer)->dordered[which], t, head_order(layer));
 }
 
-// weight_gradient of a projection of the mixer.
-static inline void ordered_weight_gradient(const Layer* layer, Ordered which, const bf16* dout, const bf16* x,
-                                           const Linear* linear) {
-    weight_gradient(layer->weight_stream, dout, x, linear);
-    if (layer->heads) order_add(layer, which, layer->weight_stream->side.stream);
+// The linear layer of a projection, of weights in the order of ranks: behind its output are padding columns of 0.
+static inline Linear ordered_linear(const Layer* layer, Ordered which) {
+    Linear linear = which == ORDERED_IN_PROJ ? layer_in_proj(layer) : layer_linear(layer, P_O_PROJ);
+    linear.w = rank_heads(layer)->ordered[which];
+    linear.dw = rank_heads(layer)->dordered[which];
+    return linear;
 }
 
 // Behind the backward pass's other kernels of attention.
@@ -220,6 +225,6 @@ static inline void order_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const HeadWeights own = head_weights_of(layer);
     order_add(layer, ORDERED_OUTPUT_NORM, layer->stream);
-    CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *layer->heads,
-                own);
+    CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer, &own), 256, layer->stream,
+                *rank_heads(layer), own);
 }

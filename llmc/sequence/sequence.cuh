@@ -26,113 +26,28 @@ in_proj's input gradient beside dproj. Beside dO runs the weight gradient of o_p
 
 Messages are numbered, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
 
-Where layer->heads is NULL nothing is exchanged: tensors are the same ones on both sides, and there is one chunk.
-Called by attention, and for losses by the GPU trainer. An error of CUDA ends the
-program; a message that never comes is ended by the watch (llmc/ranks/watch.h).
+Called by mixer.cuh, and for tokens and losses by the GPU trainer. An error of CUDA ends the program; a message that
+never comes is ended by the watch (llmc/ranks/watch.h).
 */
 #pragma once
 
-#include <initializer_list>
-#include "../cuda/device.cuh"
-#include "../exchange/exchange.cuh"
 #include "heads.cuh"
 #include "order.cuh"
-
-typedef struct SequenceExchange {
-    World* world;
-    Peers peers;
-    int chunks;              // of a pass over as many tokens as there is memory for
-    cudaStream_t out, in;    // of what the rank writes to others; of its own part, and of what it receives
-    cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
-    const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
-} SequenceExchange;
-
-// ----------------------------------------------------------------------------
-// opening
-
-// The heads of a rank of `group`, with memory for their weights, connected to no other rank.
-static inline RankHeads* rank_heads_new(const Config* c, const ParamTable* table, SequenceGroup group) {
-    RankHeads* h = (RankHeads*)xcalloc(1, sizeof *h);
-    const size_t heads = (size_t)(c->num_heads / group.size), channels = heads * (size_t)config_head_size(c);
-    h->group = group;
-    h->proj = head_columns_of_proj(table, c, group.size);
-    h->o = head_columns_of_o(c, group.size);
-    h->exchange = (SequenceExchange*)xcalloc(1, sizeof *h->exchange);
-    int least, greatest;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->out, cudaStreamNonBlocking, greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&h->exchange->in, cudaStreamNonBlocking, greatest));
-    CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->ready, cudaEventDisableTiming));
-    CUDA_CHECK(cudaEventCreateWithFlags(&h->exchange->done, cudaEventDisableTiming));
-    for (int k = 0; k < 2; k++) {
-        h->norms[k] = (bf16*)device_zeros(channels * sizeof(bf16));
-        h->dnorms[k] = (float*)device_zeros(channels * sizeof(float));
-    }
-    h->bias = (float*)device_zeros(heads * sizeof(float));
-    h->dbias = (float*)device_zeros(heads * sizeof(float));
-    return h;
-}
-
-// Collective: connects the ranks that share sequences, after the exchange of all is open. A pass has at most B sequences,
-// of each of which `tokens` are the rank's own. NULL: each rank has sequences of its own. Dies where the GPUs of a group
-// do not reach one another.
-static inline RankHeads* sequence_open(World* world, const Config* c, const ParamTable* table,
-                                       const SequenceGroup* group, int64_t B, int64_t tokens,
-                                       const Exchange* all) {
-    if (group->size == 1) return NULL;
-    RankHeads* h = rank_heads_new(c, table, *group);
-    h->exchange->world = world;
-    h->exchange->all = all;
-    h->exchange->chunks = sequence_chunks(B, tokens);
-    if (!peers_open(&h->exchange->peers, world, group->size, sequence_message_bytes(B, tokens)))
-        die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
-            "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
-            group->size);
-    return h;
-}
-
-// Collective: the other ranks may write to these tensors of the mixer, allocated, of layer 0 and so of all; NULL: the
-// pass has no such tensor.
-static inline void sequence_share(const Layer* layer, std::initializer_list<const void*> tensors) {
-    const RankHeads* h = layer->heads;
-    if (!h || !h->exchange->world) return;
-    for (int i = 0; i < layer->mixer->count; i++)
-        for (const void* tensor : tensors)
-            if (tensor && tensor == layer->mixer->rows[i].data)
-                peers_share(&h->exchange->peers, h->exchange->world, layer->mixer->rows[i].data,
-                            activations_row_bytes(layer->mixer, i, layer->config->num_hidden_layers));
-}
-
-// Collective, of what sequence_open has returned.
-static inline void sequence_close(RankHeads* h) {
-    if (!h) return;
-    if (h->exchange->world) peers_close(&h->exchange->peers, h->exchange->world);
-    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
-                             h->dbias,    h->deal,     h->kept,      h->all_kept};
-    for (void* buffer : buffers) device_free(buffer);
-    for (int i = 0; i < NUM_ORDERED; i++) device_free(h->ordered[i]), device_free(h->dordered[i]);
-    CUDA_CHECK(cudaStreamDestroy(h->exchange->out));
-    CUDA_CHECK(cudaStreamDestroy(h->exchange->in));
-    CUDA_CHECK(cudaEventDestroy(h->exchange->ready));
-    CUDA_CHECK(cudaEventDestroy(h->exchange->done));
-    free(h->exchange);
-    free(h);
-}
 
 // ----------------------------------------------------------------------------
 // the streams of an exchange
 
 // One kernel after another: the main stream.
 static inline cudaStream_t sequence_out(const Layer* layer) {
-    return layer->sequential ? layer->stream : layer->heads->exchange->out;
+    return layer->sequential ? layer->stream : sequence_of(layer)->exchange.out;
 }
 static inline cudaStream_t sequence_in(const Layer* layer) {
-    return layer->sequential ? layer->stream : layer->heads->exchange->in;
+    return layer->sequential ? layer->stream : sequence_of(layer)->exchange.in;
 }
 
 // What is queued on the exchange's streams from now on follows what is on the main stream.
 static inline void sequence_follow(const Layer* layer) {
-    const cudaEvent_t ready = layer->heads->exchange->ready;
+    const cudaEvent_t ready = sequence_of(layer)->exchange.ready;
     CUDA_CHECK(cudaEventRecord(ready, layer->stream));
     CUDA_CHECK(cudaStreamWaitEvent(sequence_out(layer), ready, 0));
     CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
@@ -149,14 +64,14 @@ static inline void sequence_follow(const Layer* layer) {
 //     dproj        dproj                by in_proj's weight gradient of the layer above, joined before that of dO
 static inline void sequence_begin(const Layer* layer) {
     sequence_follow(layer);
-    peers_await_readers(&layer->heads->exchange->peers, sequence_out(layer));
+    peers_await_readers(&sequence_of(layer)->exchange.peers, sequence_out(layer));
 }
 
 // What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
 // what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
 // others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
 static inline void sequence_end(const Layer* layer, bool first, RangePass pass) {
-    SequenceExchange* e = layer->heads->exchange;
+    SequenceExchange* e = &sequence_of(layer)->exchange;
     const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
     Range range("exchange of sequences", pass, in);
     peers_written(&e->peers, out);
@@ -182,7 +97,7 @@ typedef struct {
 // Chunks of a pass, none of which is empty where --eval measures shorter contexts. Chunk i, of the rank's tokens.
 static inline int layer_chunks(const Layer* layer) {
     const int64_t most = max(layer->T / SEQUENCE_CHUNK_ALIGN, (int64_t)1);
-    return layer->heads ? (int)min((int64_t)layer->heads->exchange->chunks, most) : 1;
+    return (int)min((int64_t)sequence_of(layer)->exchange.chunks, most);
 }
 static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
     return sequence_chunk(layer->T, layer_chunks(layer), i);
@@ -198,12 +113,12 @@ template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_
 static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* heads, const bf16* x,
                                  SequenceChunk chunk, bool own, RangePass pass) {
     Range range("exchange of sequences", pass, sequence_out(layer));
-    const SequenceGroup* g = &layer->heads->group;
+    const SequenceGroup* g = &rank_heads(layer)->group;
     const int64_t size = sizeof(bf16);
     for (int i = 1; i < g->size + own; i++) {
         const int r = (g->rank + i) % g->size; // each rank starts with a different one, and ends with itself
         for (int64_t b = 0; b < layer->B; b++)
-            copy_rows(peers_at(&layer->heads->exchange->peers, r, heads) +
+            copy_rows(peers_at(&sequence_of(layer)->exchange.peers, r, heads) +
                           ((b * g->size + g->rank) * layer->T + chunk.first) * c->stride,
                       size * c->stride, x + (b * layer->T + chunk.first) * c->x_stride + r * c->width,
                       size * c->x_stride, size * c->width, chunk.tokens,
@@ -215,12 +130,12 @@ static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* 
 static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16* x, const bf16* heads,
                                   SequenceChunk chunk, RangePass pass) {
     Range range("exchange of sequences", pass, sequence_out(layer));
-    const SequenceGroup* g = &layer->heads->group;
+    const SequenceGroup* g = &rank_heads(layer)->group;
     const int64_t size = sizeof(bf16);
     for (int i = 1; i <= g->size; i++) {
         const int r = (g->rank + i) % g->size;
         for (int64_t b = 0; b < layer->B; b++)
-            copy_rows(peers_at(&layer->heads->exchange->peers, r, x) +
+            copy_rows(peers_at(&sequence_of(layer)->exchange.peers, r, x) +
                           (b * layer->T + chunk.first) * c->x_stride + g->rank * c->width,
                       size * c->x_stride, heads + ((b * g->size + r) * layer->T + chunk.first) * c->stride,
                       size * c->stride, size * c->width, chunk.tokens,
@@ -229,19 +144,19 @@ static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16*
 }
 
 static inline HeadCopies copies_of_qkv(const Layer* layer, int64_t x_stride) {
-    return {layer->heads->proj.stride, x_stride, head_columns_wide(&layer->heads->proj)};
+    return {rank_heads(layer)->proj.stride, x_stride, head_columns_wide(&rank_heads(layer)->proj)};
 }
 static inline HeadCopies copies_of_o(const Layer* layer) {
-    return {layer->heads->o.stride, layer->config->hidden_size, layer->heads->o.stride};
+    return {rank_heads(layer)->o.stride, layer->config->hidden_size, rank_heads(layer)->o.stride};
 }
 
 // The same of the logits of gates, by a kernel on the main stream, which the exchange's streams then follow.
 template <bool TO_HEADS>
 static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t x_stride) {
     Range range("exchange of sequences", TO_HEADS ? RANGE_FORWARD : RANGE_BACKWARD, layer->stream);
-    const SequenceGroup* g = &layer->heads->group;
-    const Peers* peers = &layer->heads->exchange->peers;
-    const HeadColumns columns = head_columns_narrow(&layer->heads->proj);
+    const SequenceGroup* g = &rank_heads(layer)->group;
+    const Peers* peers = &sequence_of(layer)->exchange.peers;
+    const HeadColumns columns = head_columns_narrow(&rank_heads(layer)->proj);
     const HeadRows rows = head_rows(&columns, x_stride, layer->B, layer->T);
     const int64_t row = layer->T * columns.stride;
     HeadBlocks blocks = {.block_stride = row * g->size};
@@ -262,12 +177,7 @@ static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t
 // proj = in_proj(in), and head_proj from all ranks; q, k and v of the rank's own heads are in head_proj alone.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* proj, const bf16* in,
                                     const Linear* in_proj) {
-    order_weights(layer, RANGE_FORWARD);
-    if (!layer->heads) {
-        linear_forward(proj, in, NULL, in_proj, layer->matmul);
-        return;
-    }
-    const SequenceGroup* g = &layer->heads->group;
+    const SequenceGroup* g = &rank_heads(layer)->group;
     const int64_t d = layer->config->hidden_size, stride = in_proj->out_stride, T = layer->T;
     const HeadCopies qkv = copies_of_qkv(layer, stride);
     const int64_t first = g->rank * qkv.width, behind = first + qkv.width, all = g->size * qkv.width;
@@ -300,7 +210,6 @@ static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* p
 
 // Returns the chunk's rows of o, from head_o of all ranks. Chunks are called for in order.
 static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
-    if (!layer->heads) return o;
     const HeadCopies copies = copies_of_o(layer);
     if (chunk.first == 0) sequence_begin(layer);
     copy_to_tokens(layer, &copies, o, head_o, chunk, RANGE_FORWARD);
@@ -311,14 +220,13 @@ static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o,
 // head_o gets the gradient of o, dout, and head_delta [B, NH/N, T] delta [B, NH, T/N].
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, const bf16* dout,
                                  const float* delta) {
-    if (!layer->heads) return;
     const HeadCopies copies = copies_of_o(layer);
-    const SequenceGroup* g = &layer->heads->group;
-    const int64_t heads = layer->heads->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
+    const SequenceGroup* g = &rank_heads(layer)->group;
+    const int64_t heads = rank_heads(layer)->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
     sequence_begin(layer);
     for (int r = 0; r < g->size; r++)
         for (int64_t b = 0; b < layer->B; b++)
-            copy_rows(peers_at(&layer->heads->exchange->peers, r, head_delta) +
+            copy_rows(peers_at(&sequence_of(layer)->exchange.peers, r, head_delta) +
                           (b * heads * g->size + g->rank) * T,
                       g->size * bytes, delta + (b * g->size + r) * heads * T, bytes, bytes, heads,
                       sequence_out(layer));
@@ -330,10 +238,6 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
 // k and v are written in FP8 here, and the padding of dproj becomes 0.
 static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
-    if (!layer->heads) {
-        linear_backward_input(din, dproj, in_proj, layer->matmul);
-        return;
-    }
     const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
     const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
     const HeadCopies qkv = copies_of_qkv(layer, stride);
@@ -364,16 +268,16 @@ static inline void sequence_upload(int32_t* tokens, const int32_t* whole, const 
     copy_rows(tokens, bytes, whole + g->rank * Tn, bytes * g->size, bytes, B, stream);
 }
 
-// Queues a copy of the losses [B, T] of whole sequences to the host, from those [B, Tn] of each rank; h may be NULL.
-static inline void sequence_download_losses(float* whole, const float* losses, RankHeads* h, int64_t B,
+// Queues a copy of the losses [B, T] of whole sequences to the host, from those [B, Tn] of each rank.
+static inline void sequence_download_losses(float* whole, const float* losses, SequenceMixer* s, int64_t B,
                                             int64_t Tn, cudaStream_t stream) {
     const int64_t bytes = Tn * (int64_t)sizeof(float);
-    const SequenceGroup g = h ? h->group : sequence_group(0, 1);
+    const SequenceGroup g = s->heads.group;
     const PeersMessage message = {losses, 0, B * bytes};
-    if (h) peers_send(&h->exchange->peers, &message, stream);
+    if (g.size > 1) peers_send(&s->exchange.peers, &message, stream);
     for (int r = 0; r < g.size; r++)
         copy_rows(whole + r * Tn, bytes * g.size,
-                  r == g.rank ? (const void*)losses : peers_inbox(&h->exchange->peers, g.rank, r), bytes,
+                  r == g.rank ? (const void*)losses : peers_inbox(&s->exchange.peers, g.rank, r), bytes,
                   bytes, B, stream);
-    if (h) peers_read(&h->exchange->peers, stream);
+    if (g.size > 1) peers_read(&s->exchange.peers, stream);
 }

@@ -47,8 +47,8 @@ static Model rank_model(const Config* c, const double* params, int64_t B, int64_
                         Recompute recompute) {
     Model model = model_new(c, false, true, 0, 1);
     Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
-    model.group = group;
-    if (group.size > 1) model.heads = rank_heads_new(c, &model.table, group);
+    model.sequence = sequence_new(c, &model.table, &group, &attention_functions);
+    if (group.size > 1) sequence_allocate(&model.sequence);
     model_allocate_weights(&model, true);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
     model_allocate_activations(&model, B, T / group.size, recompute);
@@ -56,7 +56,7 @@ static Model rank_model(const Config* c, const double* params, int64_t B, int64_
 }
 
 static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
-    const SequenceGroup* g = &model->group;
+    const SequenceGroup* g = &model->sequence.heads.group;
     const int64_t all = model->B * model->T * g->size;
     sequence_upload(model->acts.inputs, inputs, g, model->B, model->T, model->stream);
     sequence_upload(model->acts.targets, targets, g, model->B, model->T, model->stream);
@@ -70,11 +70,11 @@ static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
 
 // Queues a pass; losses, pinned, get those of whole sequences.
 static void queue_pass(Model* model, float* losses) {
-    const int64_t tokens = model->B * model->T * model->group.size;
+    const int64_t tokens = model->B * model->T * model->sequence.heads.group.size;
     model_forward(model);
     model_loss(model, (float)(1 / (double)tokens), true, NULL);
     model_backward(model);
-    sequence_download_losses(losses, model->acts.losses, model->heads, model->B, model->T, model->stream);
+    sequence_download_losses(losses, model->acts.losses, &model->sequence, model->B, model->T, model->stream);
 }
 
 // Adds what a rank has to the result.
@@ -83,7 +83,7 @@ static void collect(Result* r, Model* model, const float* losses) {
     CUDA_CHECK(cudaDeviceSynchronize());
     Floats grads((size_t)count);
     device_download(grads.data(), model->grads, count * (int64_t)sizeof(float));
-    r->losses.assign(losses, losses + model->B * model->T * model->group.size);
+    r->losses.assign(losses, losses + model->B * model->T * model->sequence.heads.group.size);
     r->grads.resize((size_t)count);
     for (size_t i = 0; i < grads.size(); i++) r->grads[i] += (double)grads[i];
     std::vector<PruningCount> counts((size_t)L);
@@ -117,15 +117,15 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
     const int64_t B = models[0].B, T = models[0].T;
     const int64_t bytes = sequence_message_bytes(B, T);
     for (int r = 0; r < ranks; r++) {
-        SequenceExchange* e = models[r].heads->exchange;
+        SequenceExchange* e = &models[r].sequence.exchange;
         e->chunks = B == 1 && T >= 4 * SEQUENCE_CHUNK_ALIGN ? 3 : 1; // more than so few tokens have
         e->peers = peers_new(0, r, ranks, bytes, peers_bytes(ranks, bytes));
     }
     const Activations* table = &models[0].pass.tables[PASS_MIXER];
     for (int r = 0; r < ranks; r++) {
-        Peers* peers = &models[r].heads->exchange->peers;
+        Peers* peers = &models[r].sequence.exchange.peers;
         for (int other = 0; other < ranks; other++)
-            peers->memory[other] = models[other].heads->exchange->peers.memory[other];
+            peers->memory[other] = models[other].sequence.exchange.peers.memory[other];
         for (int i = 0; i < table->count; i++) {
             if (!table->rows[i].data) continue;
             PeersTensor* t = peers_add(peers, models[r].pass.tables[PASS_MIXER].rows[i].data,
@@ -136,7 +136,7 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
     }
     float* losses = (float*)device_host_alloc((size_t)(models[0].B * models[0].T * ranks) * sizeof(float));
     for (int r = 0; r < ranks; r++) {
-        char* memory = models[r].heads->exchange->peers.memory[r];
+        char* memory = models[r].sequence.exchange.peers.memory[r];
         CUDA_CHECK(cudaMemset(memory, 0, peers_bytes(ranks, bytes)));
         CUDA_CHECK(cudaMemset(memory, 0x3F, peers_header_bytes(ranks))); // as if all had arrived and was read
     }
@@ -146,7 +146,7 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     for (int r = 0; r < ranks; r++) {
-        Peers* peers = &models[r].heads->exchange->peers;
+        Peers* peers = &models[r].sequence.exchange.peers;
         CUDA_CHECK(cudaMemset(peers->memory[r], 0, peers_header_bytes(ranks)));
         peers->messages = 0;
     }
@@ -157,8 +157,8 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
 static void free_models(Model* models, int ranks) {
     CUDA_CHECK(cudaDeviceSynchronize());
     for (int r = 0; r < ranks; r++) {
-        if (models[r].heads) {
-            Peers* peers = &models[r].heads->exchange->peers;
+        if (models[r].sequence.heads.group.size > 1) {
+            Peers* peers = &models[r].sequence.exchange.peers;
             CUDA_CHECK(cudaFree(peers->memory[r]));
             for (int i = 0; i < peers->num_tensors; i++) free(peers->tensors[i].of);
             free(peers->memory);
@@ -239,13 +239,14 @@ static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
                   bytes = n * (int64_t)sizeof(unsigned long long);
     std::vector<unsigned long long> own((size_t)n), all((size_t)n);
     for (int r = 0; r < ranks; r++) {
-        deal_collect(models[r].heads, models[r].stream);
+        deal_collect(&models[r].sequence.heads, models[r].stream);
         CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
-        device_download(own.data(), models[r].heads->all_kept, bytes);
+        device_download(own.data(), models[r].sequence.heads.all_kept, bytes);
         for (size_t i = 0; i < own.size(); i++) all[i] += own[i];
     }
     for (int r = 0; r < ranks; r++)
-        CUDA_CHECK(cudaMemcpy(models[r].heads->all_kept, all.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+        CUDA_CHECK(
+            cudaMemcpy(models[r].sequence.heads.all_kept, all.data(), (size_t)bytes, cudaMemcpyHostToDevice));
     return all;
 }
 
@@ -263,8 +264,9 @@ static void check_dealt(const char* name, Model* models, int ranks, const Batch*
         deal.insert(deal.end(), row.begin(), row.end());
     }
     for (int r = 0; r < ranks; r++) {
-        deal_open(models[r].heads, c);
-        CUDA_CHECK(cudaMemcpy(models[r].heads->deal, deal.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+        deal_open(&models[r].sequence.heads, c);
+        CUDA_CHECK(
+            cudaMemcpy(models[r].sequence.heads.deal, deal.data(), (size_t)bytes, cudaMemcpyHostToDevice));
     }
     Result result = run_ranks(models, ranks, batch->inputs, batch->targets);
     if (first->grads.empty()) {
@@ -281,9 +283,9 @@ static void check_dealt(const char* name, Model* models, int ranks, const Batch*
     for (int64_t l = 0; l < L; l++)
         sequence_deal(&deal[(size_t)(l * NH)], &kept[(size_t)(l * NH)], ranks, (int)NH / ranks);
     for (int r = 0; r < ranks; r++) {
-        deal_heads(models[r].heads, models[r].stream);
+        deal_heads(&models[r].sequence.heads, models[r].stream);
         CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
-        device_download(dealt.data(), models[r].heads->deal, bytes);
+        device_download(dealt.data(), models[r].sequence.heads.deal, bytes);
         CHECK(dealt == deal, "%s, rank %d of %d: another table", label, r, ranks);
     }
     result = run_ranks(models, ranks, batch->inputs, batch->targets);
@@ -497,9 +499,9 @@ static void check_process(World* world, int64_t B, int64_t T) {
     Result alone = {}, first = {};
     if (world->rank == 0) alone = run_alone(&batch, B, T);
     Model model = model_new(&batch.start.config, false, true, 0, 1);
-    model.group = group;
+    model.sequence = sequence_new(&model.config, &model.table, &group, &attention_functions);
     Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
-    model.heads = sequence_open(world, &model.config, &model.table, &group, B, T / group.size, NULL);
+    sequence_open(&model.sequence, world, B, T / group.size, NULL);
     model_allocate_weights(&model, true);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
     model_allocate_activations(&model, B, T / group.size, RECOMPUTE_BLOCK);

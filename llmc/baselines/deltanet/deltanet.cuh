@@ -65,9 +65,11 @@ static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t 
             .scale = (float)(1 / sqrt((double)dh))};
 }
 
-static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                        int64_t B, int64_t T, Recompute recompute, int) {
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
+static inline void deltanet_activations(Activations* rows, const Layer* layer, Recompute recompute) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads,
+            S = matmul_padded(layer->table->proj.rows);
     ScanShape shape = deltanet_scan_shape(config, B, T);
     int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
     const int64_t backward = recompute != FORWARD_ONLY;

@@ -52,9 +52,9 @@ static inline GlaShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
     return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
 }
 
-static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                     int64_t B, int64_t T, Recompute recompute, int) {
-    (void)table;
+static inline void hgrn2_activations(Activations* rows, const Layer* layer, Recompute recompute) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
     GlaShape shape = hgrn2_shape(config, B, T);
     int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape);

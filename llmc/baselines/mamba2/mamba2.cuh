@@ -70,11 +70,12 @@ static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T)
             .scale = 1};
 }
 
-static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                      int64_t B, int64_t T, Recompute recompute, int) {
+static inline void mamba2_activations(Activations* rows, const Layer* layer, Recompute recompute) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
             C = di + 2 * config->state_size;
-    int64_t S = matmul_padded(table->proj.rows);
+    int64_t S = matmul_padded(layer->table->proj.rows);
     ScanShape shape = mamba2_scan_shape(config, B, T);
     int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
     const int64_t backward = recompute != FORWARD_ONLY;

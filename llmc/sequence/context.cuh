@@ -1,0 +1,140 @@
+/*
+What the mixer of sequences that ranks share has besides activations (mixer.cuh): the heads of this rank with copies of
+their weights, and the exchange with the other ranks of its group.
+
+A model has one SequenceMixer, for all layers: Layer.mixer_context. Where each rank has sequences of its own it is all
+zero, or its group is of one.
+
+    sequence_new    the sizes, without device memory: for the plan
+    sequence_open   collective: memory, streams, and the connection to the other ranks
+    sequence_share  collective: tensors that the other ranks write to
+    sequence_close  collective
+
+Called by the other files of the room, which read it, and by the GPU trainer. An error of CUDA ends the program.
+*/
+#pragma once
+
+#include <initializer_list>
+#include "../cuda/device.cuh"
+#include "../exchange/exchange.cuh"
+#include "../layers/attention_layer.cuh"
+#include "../model/sequence.h"
+
+// Weights of attention of which there are copies that have the heads in the order of ranks (order.cuh)
+typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
+
+// The heads of this rank, and copies of weights, one of each for all layers.
+typedef struct {
+    SequenceGroup group;
+    HeadColumns proj, o;
+    bf16* ordered[NUM_ORDERED];   // of all heads
+    float* dordered[NUM_ORDERED]; // gradients of theirs; NULL without a backward pass
+    bf16* norms[2];               // [heads, dh] of q and k, of the rank's heads
+    float* dnorms[2];             // their gradients
+    float *bias, *dbias;          // [heads] of the gate
+    int* deal;  // [layers, NH] which heads a rank has (deal.cuh); NULL: those of sequence_head in
+                // all layers
+    int layers; // of deal
+    unsigned long long* kept;     // [layers, heads] blocks of the step in progress; NULL without deal
+    unsigned long long* all_kept; // [layers, NH] of all heads, summed over ranks at the step's end
+} RankHeads;
+
+typedef struct {
+    World* world; // NULL: connected to no other rank
+    Peers peers;
+    int chunks;              // of a pass over as many tokens as there is memory for
+    cudaStream_t out, in;    // of what the rank writes to others; of its own part, and of what it receives
+    cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
+    const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
+} SequenceExchange;
+
+typedef struct {
+    RankHeads heads;
+    SequenceExchange exchange;
+    const AttentionFunctions* attention;
+} SequenceMixer;
+
+// Ranks that share a sequence; 1: each has its own.
+static inline int sequence_ranks(const SequenceMixer* s) {
+    return s->heads.group.size > 1 ? s->heads.group.size : 1;
+}
+
+static inline SequenceMixer* sequence_of(const Layer* layer) { return (SequenceMixer*)layer->mixer_context; }
+static inline const RankHeads* rank_heads(const Layer* layer) { return &sequence_of(layer)->heads; }
+
+// ----------------------------------------------------------------------------
+// opening and closing
+
+static inline SequenceMixer sequence_new(const Config* c, const ParamTable* table, const SequenceGroup* group,
+                                         const AttentionFunctions* attention) {
+    SequenceMixer s = {};
+    s.heads.group = *group;
+    s.attention = attention;
+    if (sequence_ranks(&s) == 1) return s;
+    s.heads.proj = head_columns_of_proj(table, c, group->size);
+    s.heads.o = head_columns_of_o(c, group->size);
+    return s;
+}
+
+// Streams, and memory for the weights of the rank's own heads.
+static inline void sequence_allocate(SequenceMixer* s) {
+    RankHeads* h = &s->heads;
+    SequenceExchange* e = &s->exchange;
+    const size_t heads = (size_t)h->o.heads, channels = (size_t)h->o.columns;
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&e->out, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&e->in, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaEventCreateWithFlags(&e->ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&e->done, cudaEventDisableTiming));
+    for (int k = 0; k < 2; k++) {
+        h->norms[k] = (bf16*)device_zeros(channels * sizeof(bf16));
+        h->dnorms[k] = (float*)device_zeros(channels * sizeof(float));
+    }
+    h->bias = (float*)device_zeros(heads * sizeof(float));
+    h->dbias = (float*)device_zeros(heads * sizeof(float));
+}
+
+// Collective: connects the ranks that share sequences, after the exchange of all is open. A pass has at most B sequences,
+// of each of which `tokens` are the rank's own. Dies where the GPUs of a group do not reach one another.
+static inline void sequence_open(SequenceMixer* s, World* world, int64_t B, int64_t tokens,
+                                 const Exchange* all) {
+    const int ranks = sequence_ranks(s);
+    if (ranks == 1) return;
+    sequence_allocate(s);
+    s->exchange.world = world;
+    s->exchange.all = all;
+    s->exchange.chunks = sequence_chunks(B, tokens);
+    if (!peers_open(&s->exchange.peers, world, ranks, sequence_message_bytes(B, tokens)))
+        die("--sequence-ranks %d: the GPUs of a group must be on one host and reach one another's memory "
+            "(nvidia-smi topo -p2p r tells), and NCCL_P2P_DISABLE must not be set",
+            ranks);
+}
+
+// Collective: the other ranks may write to these tensors of the mixer, allocated, of layer 0 and so of all; NULL: the
+// pass has no such tensor.
+static inline void sequence_share(const Layer* layer, std::initializer_list<const void*> tensors) {
+    SequenceExchange* e = &sequence_of(layer)->exchange;
+    if (!e->world) return;
+    for (int i = 0; i < layer->mixer->count; i++)
+        for (const void* tensor : tensors)
+            if (tensor && tensor == layer->mixer->rows[i].data)
+                peers_share(&e->peers, e->world, layer->mixer->rows[i].data,
+                            activations_row_bytes(layer->mixer, i, layer->config->num_hidden_layers));
+}
+
+// Collective, of what sequence_open has opened.
+static inline void sequence_close(SequenceMixer* s) {
+    RankHeads* h = &s->heads;
+    SequenceExchange* e = &s->exchange;
+    if (!e->out) return;
+    if (e->world) peers_close(&e->peers, e->world);
+    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
+                             h->dbias,    h->deal,     h->kept,      h->all_kept};
+    for (void* buffer : buffers) device_free(buffer);
+    for (int i = 0; i < NUM_ORDERED; i++) device_free(h->ordered[i]), device_free(h->dordered[i]);
+    CUDA_CHECK(cudaStreamDestroy(e->out));
+    CUDA_CHECK(cudaStreamDestroy(e->in));
+    CUDA_CHECK(cudaEventDestroy(e->ready));
+    CUDA_CHECK(cudaEventDestroy(e->done));
+}

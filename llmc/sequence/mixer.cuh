@@ -1,0 +1,163 @@
+/*
+The mixer of attention where ranks share sequences (--sequence-ranks): in_proj, the output norm, its gate and o_proj on
+a rank's tokens of all heads, as train_fox.cu has them; what is computed per head on the rank's heads of whole
+sequences, by the trainer's own functions (AttentionFunctions); between them the exchange (sequence.cuh).
+
+    forward     in_proj -> | exchange | -> heads: shift, QK norm, RoPE, gate, attention -> | exchange | -> norm, gate, o_proj
+    backward    the same from right to left, with the gradients of o and of proj
+
+Weights of a rank's tokens have the heads in the order of ranks, and those of its heads are copies (order.cuh). Of a
+head's activations the rank has those of its NH/N heads and all T tokens, of the others those of all NH and T/N.
+
+Called through the Mixer that the trainer makes of these functions. Passes are not captured as graphs, since messages
+are numbered; the sums of norms' gradients are on the main stream, where order_gradients reads them.
+*/
+#pragma once
+
+#include "../attention/attention.cuh"
+#include "sequence.cuh"
+
+// clang-format off
+// type, name, kept, elements of a layer; BT of the rank's tokens, HS the stride of HeadColumns
+#define SEQUENCE_ACTS(X) \
+    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
+    X(bf16, head_proj, KEPT_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
+    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T/N,d] output of attention */ \
+    X(bf16, head_o, SHARED, BT * d)                 /* [B,T,d/N] the same, then its gradient */ \
+    X(float, o_rstd, KEPT_QKV, BT * NH)             /* [L,B,T/N,NH] */ \
+    X(bf16, y, KEPT_NONE, gates_output * BT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
+    X(float, delta, SHARED, backward * BT * NH)     /* [B,NH,T/N] as in AttentionBackward */ \
+    X(float, head_delta, SHARED, backward * BT * NH)            /* [B,NH/N,T] */ \
+    X(bf16, dproj, SHARED, backward * BT * S)                   /* [B,T/N,S] */ \
+    X(bf16, head_dproj, SHARED, backward * ranks * BT * HS)     /* [B,T,HS] */
+// clang-format on
+
+typedef struct {
+    SEQUENCE_ACTS(ACTIVATION_FIELD)
+} SequenceActs;
+
+// The shape of the rank's heads of whole sequences, whose rows are head_proj's.
+static inline HeadShape sequence_head_shape(const Layer* layer) {
+    const RankHeads* h = rank_heads(layer);
+    HeadShape shape = attention_shape_of(layer);
+    shape.T *= h->group.size;
+    shape.NH = h->o.heads;
+    shape.columns = h->proj.columns;
+    shape.row_stride = h->proj.stride;
+    return shape;
+}
+
+// The rank's heads, and their weights.
+static inline AttentionHeads sequence_heads(const Layer* layer) {
+    const RankHeads* h = rank_heads(layer);
+    AttentionHeads heads = attention_heads(layer);
+    heads.shape = sequence_head_shape(layer);
+    for (HeadPath& path : heads.paths) {
+        path.column = head_columns_local(&h->proj, path.column);
+        if (path.shift >= 0) path.shift = head_columns_local(&h->proj, path.shift);
+    }
+    for (int p = 0; p < 2 && layer->config->qk_norm && !layer->config->qk_norm_share; p++) {
+        heads.paths[p].weight = h->norms[p];
+        heads.paths[p].dweight = h->dnorms[p];
+    }
+    if (heads.gate >= 0) heads.gate = head_columns_local(&h->proj, heads.gate);
+    if (heads.gate_bias) heads.gate_bias = h->bias;
+    if (heads.gate_dbias) heads.gate_dbias = h->dbias;
+    heads.kept = head_kept(layer);
+    heads.dqkv8 = {}; // dproj has all of a token's heads: heads_to_in_proj converts it
+    heads.gate_stream = NULL;
+    return heads;
+}
+
+static inline void sequence_activations(Activations* rows, const Layer* layer, Recompute recompute) {
+    const HeadShape tokens = attention_shape_of(layer), heads = sequence_head_shape(layer);
+    const Config* config = layer->config;
+    const int64_t BT = tokens.B * tokens.T, NH = tokens.NH, d = config->hidden_size, S = tokens.row_stride;
+    const int64_t ranks = rank_heads(layer)->group.size, HS = heads.row_stride;
+    const int64_t gates_output = config->use_output_norm || config->use_output_gate;
+    const int64_t backward = recompute != FORWARD_ONLY;
+    sequence_of(layer)->attention->activations(rows, config, &heads, recompute);
+    SEQUENCE_ACTS(KEPT_ROW)
+}
+
+#undef SEQUENCE_ACTS
+
+static inline SequenceActs sequence_acts(const Layer* layer) {
+    SequenceActs a;
+    activations_last(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+// Collective: once after allocation.
+static inline void sequence_init(const Layer* layer) {
+    const SequenceActs a = sequence_acts(layer);
+    const HeadShape heads = sequence_head_shape(layer);
+    sequence_of(layer)->attention->init(layer, &heads);
+    order_open(layer);
+    sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj});
+}
+
+// The output norm and gate, with weights in the order of ranks; dproj and delta are NULL in the forward pass.
+static inline OutputGate ordered_output_gate(const Layer* layer, const SequenceActs* a, bf16* dproj,
+                                             float* delta) {
+    OutputGate gate = attention_output_gate(layer, a->o_rstd, a->proj, dproj, delta);
+    if (!gate.weight) return gate;
+    gate.weight = rank_heads(layer)->ordered[ORDERED_OUTPUT_NORM];
+    gate.dweight = rank_heads(layer)->dordered[ORDERED_OUTPUT_NORM];
+    return gate;
+}
+
+static inline void sequence_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    const SequenceActs a = sequence_acts(layer);
+    const AttentionHeads heads = sequence_heads(layer);
+    HeadShape tokens = attention_shape_of(layer);
+    const OutputGate output_gate = ordered_output_gate(layer, &a, NULL, NULL);
+    const Linear in_proj = ordered_linear(layer, ORDERED_IN_PROJ),
+                 o_proj = ordered_linear(layer, ORDERED_O_PROJ);
+
+    order_weights(layer, RANGE_FORWARD);
+    in_proj_to_heads(layer, a.head_proj, a.proj, in, &in_proj);
+    sequence_of(layer)->attention->forward(layer, &heads, a.head_o, a.head_proj);
+    for (int i = 0; i < layer_chunks(layer); i++) {
+        const SequenceChunk chunk = layer_chunk(layer, i);
+        const OutputGate gate = output_gate_slice(&output_gate, &tokens, chunk.first);
+        const Linear linear = linear_slice(&o_proj, chunk.first, layer->B * chunk.tokens);
+        bf16 *o = o_to_tokens(layer, a.o, a.head_o, chunk), *y = chunk_rows(a.y, chunk, o_proj.K);
+        tokens.T = chunk.tokens;
+        if (y || gate.y8.data) output_gate_forward(y, o, &gate, &tokens, layer->stream);
+        linear_forward(chunk_rows(out, chunk, o_proj.N), y ? y : o, chunk_rows(residual, chunk, o_proj.N),
+                       &linear, layer->matmul);
+    }
+}
+
+static inline void order_add_in_proj(const Layer* layer, cudaStream_t stream) {
+    order_add(layer, ORDERED_IN_PROJ, stream);
+}
+static inline void order_add_o_proj(const Layer* layer, cudaStream_t stream) {
+    order_add(layer, ORDERED_O_PROJ, stream);
+}
+
+// Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
+static inline DeferredWeight sequence_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    const SequenceActs a = sequence_acts(layer);
+    const AttentionHeads heads = sequence_heads(layer);
+    const HeadShape tokens = attention_shape_of(layer);
+    const OutputGate output_gate = ordered_output_gate(layer, &a, a.dproj, a.delta);
+    const Linear in_proj = ordered_linear(layer, ORDERED_IN_PROJ),
+                 o_proj = ordered_linear(layer, ORDERED_O_PROJ);
+    const DeferredWeight o_gradient = {o_proj, dout, order_add_o_proj};
+
+    order_weights(layer, RANGE_BACKWARD);
+    linear_backward_input(din, dout, &o_proj, layer->matmul);
+    if (a.y)
+        output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
+                             layer->partial[1], &tokens, layer->stream);
+    else
+        attention_delta(a.delta, din, a.o, &tokens, layer->stream);
+    deferred_weight_gradient(layer, &o_gradient, a.y ? a.y : a.o);
+    dout_to_heads(layer, a.head_o, a.head_delta, din, a.delta);
+    sequence_of(layer)->attention->backward(layer, &heads, a.head_dproj, a.head_proj, a.head_o, NULL,
+                                            a.head_delta);
+    heads_to_in_proj(layer, din, a.dproj, a.head_dproj, &in_proj);
+    return {in_proj, a.dproj, order_add_in_proj};
+}
