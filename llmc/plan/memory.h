@@ -5,9 +5,9 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 */
 #pragma once
 
-#include "../model/sequence.h"
 #include "../model/shard.h"
 #include "../run/command/options.h"
+#include "../sequence/split.h"
 
 enum { GPU_ROW_ALIGN = 64 }; // elements: the GPU trainer's row strides are multiples of it
 

@@ -18,7 +18,7 @@ Called by the other files of the room, which read it, and by the GPU trainer. An
 #include "../cuda/device.cuh"
 #include "../exchange/exchange.cuh"
 #include "../layers/attention_layer.cuh"
-#include "../model/sequence.h"
+#include "split.h"
 
 // Weights of attention of which there are copies that have the heads in the order of ranks (order.cuh)
 typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;

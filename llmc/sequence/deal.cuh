@@ -2,7 +2,7 @@
 Which heads each rank has, where ranks share sequences and train a model that prunes. Gates of unequal reach leave heads
 unequal work, and the rank with the most makes the others wait. So each layer has a row of a table, which the end of
 each step writes anew from the blocks of attention that the step's passes have kept (sequence_deal,
-llmc/model/sequence.h). Every rank has the weights of all heads: another table moves none.
+llmc/sequence/split.h). Every rank has the weights of all heads: another table moves none.
 
     deal      int [L, N, NH/N]   heads of each rank; at first those of sequence_head
     kept      [L, NH/N]          blocks of the rank's own heads, as PruningCount counts them

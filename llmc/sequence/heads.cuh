@@ -1,5 +1,5 @@
 /*
-Rows of a rank's heads, where ranks share sequences (llmc/model/sequence.h).
+Rows of a rank's heads, where ranks share sequences (split.h).
 
     x, whole rows     bf16 [B, Tn, x_stride], the Tn = T / N tokens of a rank with all heads: proj, o, gradients
     block of heads    bf16 [B, Tn, stride], the same tokens with the heads of one rank (HeadColumns)
@@ -13,7 +13,7 @@ Called by sequence.cuh.
 #pragma once
 
 #include "../layers/layer.cuh"
-#include "../model/sequence.h"
+#include "split.h"
 
 // Of each rank a block of heads and whole rows of the same tokens. Sequences are block_stride elements apart in blocks,
 // and Tn rows in whole rows.

@@ -1,5 +1,5 @@
 /*
-The weights of a layer's attention where ranks share sequences (llmc/model/sequence.h). Which heads a rank has is read
+The weights of a layer's attention where ranks share sequences (split.h). Which heads a rank has is read
 here from the layer's row of the table (deal.cuh): the kernels of a pass see heads in the order of ranks.
 
     ordered       copies of weights of all heads for what is computed token by token, and gradients of theirs

@@ -1,5 +1,5 @@
 /*
-The exchange around attention between GPUs that share sequences (llmc/model/sequence.h, --sequence-ranks): tokens
+The exchange around attention between GPUs that share sequences (split.h, --sequence-ranks): tokens
 are split between them outside attention, heads within.
 
     forward     in_proj ----> proj  --in_proj_to_heads->  head_proj   shift, QK norm, RoPE, gate, attention

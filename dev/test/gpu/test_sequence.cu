@@ -2,7 +2,7 @@
 Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
-    blocks      heads_split, heads_join and weights in the order of ranks against llmc/model/sequence.h on the host,
+    blocks      heads_split, heads_join and weights in the order of ranks against llmc/sequence/split.h on the host,
                 with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed

@@ -1,10 +1,11 @@
 /*
-Tests of llmc/model/sequence.h: the tokens and heads of ranks that share sequences, heads by their work, columns of
-heads, what is refused; of their shares of the data (llmc/run/shares.h); and of the shorter contexts that they measure
-(llmc/eval/documents.h).
+Tests of llmc/model/sequence.h and llmc/sequence/split.h: the tokens and heads of ranks that share sequences, heads by
+their work, columns of heads, what is refused; of their shares of the data (llmc/run/shares.h); and of the shorter
+contexts that they measure (llmc/eval/documents.h).
 */
 #include "../../../llmc/eval/documents.h"
 #include "../../../llmc/run/shares.h"
+#include "../../../llmc/sequence/split.h"
 #include "../check.h"
 
 static Config preset(const char* name) {

@@ -172,7 +172,7 @@ shared() {
     said "on 2 GPUs, 2 for a sequence"
 }
 
-# Sequences of several chunks (llmc/model/sequence.h)
+# Sequences of several chunks (llmc/sequence/split.h)
 shared_chunks() {
     check "a long sequence" "$python" -c 'import sys
 sys.path.insert(0, "dev/test")

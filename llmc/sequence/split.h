@@ -1,0 +1,188 @@
+/*
+One sequence over several ranks (--sequence-ranks N): which tokens and which heads of it a rank has.
+
+    token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
+    attention         NH/N heads over all T tokens: shift, QK norm, RoPE, gate, scores
+
+Rank n of N has heads n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different ranks.
+In training a table may give each rank other NH/N heads in each layer, balanced by the work that pruning left them in
+the step before (sequence_deal, deal.cuh).
+
+Between the two are exchanges: each rank sends every other one of its group, of its own tokens, what the other's heads
+read, or of its own heads what the other's tokens read. HeadColumns is the layout of such a row:
+
+    row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
+    heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
+    row of proj in training, its heads in the order of ranks (order.cuh):
+                           | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
+
+Exchanges of q, k, v, o and dproj go in chunks of a rank's tokens: while one is copied, the next is computed, or the one
+before is used.
+
+Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h).
+*/
+#pragma once
+
+#include "../model/sequence.h"
+
+#ifdef __CUDACC__
+#define SEQUENCE_FUNCTION __host__ __device__ static inline
+#else
+#define SEQUENCE_FUNCTION static inline
+#endif
+
+// ----------------------------------------------------------------------------
+// heads of a rank
+
+// Head i of those that rank `rank` of `ranks` has, without a table.
+SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }
+
+// The same by a layer's row of the table, deal [ranks, heads] with `heads` heads a rank; NULL: there is none.
+SEQUENCE_FUNCTION int64_t sequence_dealt_head(const int* deal, int rank, int ranks, int heads, int i) {
+    return deal ? deal[rank * heads + i] : sequence_head(rank, ranks, i);
+}
+
+// Balances a layer's row for the next step by the work of its heads, work [ranks * heads], in the step before. In
+// order of falling work each head goes to the rank with the least sum so far that has fewer than `heads`; ties go to
+// the lowest head and rank, so that all ranks find the same row. A rank's heads are in rising order. Without any work
+// the row stays. One thread reads `work` (ranks heads)^2 times: for up to some hundred heads.
+SEQUENCE_FUNCTION void sequence_deal(int* deal, const unsigned long long* work, int ranks, int heads) {
+    unsigned long long sums[SEQUENCE_MAX_RANKS] = {0};
+    int filled[SEQUENCE_MAX_RANKS] = {0}, head = -1;
+    bool worked = false;
+    for (int h = 0; h < ranks * heads; h++) worked = worked || work[h] > 0;
+    for (int n = 0; worked && n < ranks * heads; n++) {
+        int next = -1, rank = -1;
+        for (int h = 0; h < ranks * heads; h++) {
+            const bool behind = head < 0 || work[h] < work[head] || (work[h] == work[head] && h > head);
+            if (behind && (next < 0 || work[h] > work[next])) next = h;
+        }
+        for (int r = 0; r < ranks; r++)
+            if (filled[r] < heads && (rank < 0 || sums[r] < sums[rank])) rank = r;
+        int *row = deal + rank * heads, at = filled[rank]++;
+        for (; at > 0 && row[at - 1] > next; at--) row[at] = row[at - 1];
+        row[at] = next;
+        sums[rank] += work[next];
+        head = next;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// chunks of a rank's tokens
+
+// More or smaller chunks would slow GEMMs and copies down by more than their overlap saves.
+enum { SEQUENCE_CHUNKS = 4, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
+
+typedef struct {
+    int64_t first, tokens; // of each sequence of the rank
+} SequenceChunk;
+
+// Chunks of an exchange of `tokens` of each of B sequences. Those of several sequences are not contiguous: 1.
+static inline int sequence_chunks(int64_t B, int64_t tokens) {
+    const int64_t chunks = tokens / SEQUENCE_CHUNK_TOKENS;
+    if (B > 1 || chunks < 1) return 1;
+    return chunks < SEQUENCE_CHUNKS ? (int)chunks : SEQUENCE_CHUNKS;
+}
+
+// Chunk i of them. Chunks begin at multiples of SEQUENCE_CHUNK_ALIGN tokens, as GEMMs in FP8 need.
+static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
+    const int64_t align = SEQUENCE_CHUNK_ALIGN, first = tokens * i / chunks / align * align,
+                  next = i + 1 < chunks ? tokens * (i + 1) / chunks / align * align : tokens;
+    const SequenceChunk chunk = {first, next - first};
+    return chunk;
+}
+
+// ----------------------------------------------------------------------------
+// columns of the heads of a rank
+
+enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
+
+// A part is a tensor's columns: `width` of a head, from `column` on in a row of all heads, and from `local` on
+// in a row of a rank's heads.
+typedef struct {
+    int ranks, heads; // N; heads of a rank
+    bool in_order;    // a row of all heads has them in the order of ranks
+    int parts;
+    struct {
+        int column, width, local;
+    } part[HEAD_COLUMNS_PARTS];
+    int columns, stride; // of a rank's row: columns in use; elements from a row to the next, aligned
+} HeadColumns;
+
+static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t width) {
+    if (column < 0) return; // the model has no such tensor
+    assert(h->parts < HEAD_COLUMNS_PARTS);
+    h->part[h->parts].column = (int)column;
+    h->part[h->parts].width = (int)width;
+    h->part[h->parts++].local = h->columns;
+    h->columns += h->heads * (int)width;
+    h->stride = (h->columns + HEAD_COLUMNS_ALIGN - 1) / HEAD_COLUMNS_ALIGN * HEAD_COLUMNS_ALIGN;
+}
+
+// Of the fused projection: what attention reads. The output gate's columns stay with their tokens.
+static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
+    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
+                           narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
+    HeadColumns h;
+    memset(&h, 0, sizeof h);
+    h.ranks = ranks;
+    h.heads = (int)c->num_heads / ranks;
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i]), 1);
+    return h;
+}
+
+// Of o and its gradient, a row of which is NH heads of dh channels.
+static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
+    HeadColumns h;
+    memset(&h, 0, sizeof h);
+    h.ranks = ranks;
+    h.heads = (int)c->num_heads / ranks;
+    head_columns_add(&h, 0, config_head_size(c));
+    return h;
+}
+
+// Columns of its tensors with more than one column a head, which come first.
+SEQUENCE_FUNCTION int head_columns_wide(const HeadColumns* h) {
+    int p = 0;
+    while (p < h->parts && h->part[p].width > 1) p++;
+    return p < h->parts ? h->part[p].local : h->columns;
+}
+
+// The parts behind them, of rows that have their heads in the order of ranks.
+static inline HeadColumns head_columns_narrow(const HeadColumns* all) {
+    HeadColumns h = *all;
+    h.in_order = true;
+    h.parts = 0;
+    for (int p = 0; p < all->parts; p++)
+        if (all->part[p].width == 1) h.part[h.parts++] = all->part[p];
+    return h;
+}
+
+// The column of a row of all heads that column `local` of rank `rank` is; -1: padding. deal: the layer's row of the
+// table, or NULL.
+SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* deal, int rank, int local) {
+    for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
+        const int width = h->part[p].width, at = local - h->part[p].local;
+        if (at < 0) continue;
+        const int head = h->in_order ? rank * h->heads + at / width
+                                     : (int)sequence_dealt_head(deal, rank, h->ranks, h->heads, at / width);
+        return h->part[p].column + head * width + at % width;
+    }
+    return -1;
+}
+
+// The rank's column of its first head of the tensor that begins at `column` of all; -1: is none of the parts.
+static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
+    for (int p = 0; p < h->parts; p++)
+        if (h->part[p].column == column) return h->part[p].local;
+    return -1;
+}
+
+// Bytes of a rank's row of proj.
+static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
+
+// Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B sequences.
+static inline int64_t sequence_message_bytes(int64_t B, int64_t tokens) {
+    return (4 * B * tokens + 255) / 256 * 256;
+}
