@@ -9,8 +9,8 @@ named with their reason in KERNELS_OVER_120; at most 700 lines a file, 1400 a tr
 names have a fifth, and 16 files a folder; includes only down LADDER, before the first definition; no function twice in what a
 trainer includes; functions and types of llmc/ only where their file is included; initializers of more than 5 fields name them;
 only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may leave out i < N; PHRASES in comments
-no oftener than today; paths of llmc/ in comments and pages exist. Warns, without failing, where a file of llmc/ has more than
-500 lines, a trainer 1250, a folder 12 files.
+no oftener than today; paths of llmc/ in comments and pages exist; counts in messages are printed by counted (counts.py). Warns,
+without failing, where a file of llmc/ has more than 500 lines, a trainer 1250, a folder 12 files.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -22,6 +22,8 @@ import re
 import subprocess
 import sys
 from collections import Counter, namedtuple
+
+from counts import find_counts
 
 MAX_PARAMETERS = 8
 MAX_FUNCTION_LINES = 100
@@ -522,6 +524,13 @@ def check_includes(checks, root, codes):
                          f"includes {target}: a header for C needs nothing of CUDA")
 
 
+def check_counts(checks, texts, codes):
+    for path, text in texts.items():
+        found = list(find_counts(path, text, codes.get(path)))
+        for line, said in found or [(1, "")]:
+            checks.check(not found, path, line, f"'{said[:40]}': a count before a plural: print counted()")
+
+
 def check_options(checks, codes):
     """Returns the number of rows of the macro OPTIONS."""
     code = codes.get(OPTIONS, "")
@@ -592,6 +601,7 @@ def main(arguments):
     check_paths(checks, root, paths)
     check_top_level(checks, paths)
     check_includes(checks, root, codes)
+    check_counts(checks, texts, codes)
     options = check_options(checks, codes)
 
     where = lambda f: f"{f.path}:{f.line}"

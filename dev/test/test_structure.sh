@@ -8,6 +8,7 @@ mkdir -p "$scratch"
 
 # checker KERNELS [PHRASES]: the script with other tables of long kernels and of phrases
 checker() {
+    cp dev/counts.py "$scratch"
     sed "/^KERNELS_OVER_120 = {/,/^}/c KERNELS_OVER_120 = {$1}
          /^PHRASES = {/,/^}/c PHRASES = {${2:-}}" dev/structure.py >"$scratch/structure.py"
 }
@@ -219,6 +220,44 @@ for name in llmc/gone llmc/run/command/gone.h run/gone.h; do
     echo "Line, \`llmc/model\`, and ($name)" >"$tree/README.md"
     broken README.md:1 "names llmc/${name#llmc/}, which does not exist"
 done
+
+# A count before a plural, in C, Python and shell
+mkdir "$scratch/sound/scripts"
+fresh
+while read -r line; do
+    echo "void f(long n) { $line; }" >"$tree/llmc/base/base.h"
+    broken llmc/base/base.h:1 "'%"
+done <<'END'
+printf("%ld tokens\n", n)
+printf("has %-5ld open files", n)
+fail(err, "%s: %d of %" "d shards" " are left", path, g(a, b), n)
+die("at most %d%% of %.*s (a, b) and %zu bytes", MOST, MOST, n, size)
+puts("'"), printf("%.0f targets", x)
+END
+cat >"$tree/llmc/base/base.h" <<'END'
+// printf("%d tokens")
+enum { MOST = 2 };
+void f(int n) { printf("more than %d tokens, %.*s, %d bytes", MOST, n, "(,", MAX_BYTES - 1); }
+void g(int n) { printf("%d is odd, %s, %d tokens/s, %d of %d, %.1f hours", n, counted(n, "row").text, n, n, 2, 0.5); }
+END
+check "constants and what is no count" run
+while read -r line; do
+    echo "$line" >"$tree/scripts/a.py"
+    broken scripts/a.py:1 "' "
+done <<'END'
+f"{n} files"
+print(f"{len(X)} of {'a' if n else 2} other files: {x}")
+END
+cat >"$tree/scripts/a.py" <<'END'
+f"{MOST} files, {MOST - 1} files, {', '.join(x)} files, {n:.1f} hours, {n} is, {n} times as long"
+END
+check "the same in Python" run
+echo 'echo "$m of ${n%.*} files"' >"$tree/scripts/a.sh"
+broken scripts/a.sh:1 "' files"
+printf '%s\n' '[ $n files ]' 'echo "files: $n" && echo "$n is not $m in files"' >"$tree/scripts/a.sh"
+check "the same in shell" run
+fresh
+rmdir "$scratch/sound/scripts" "$tree/scripts"
 touch "$tree/dev/17.c"
 broken dev:1 "17 files, at most 16"
 touch "$tree/notes.txt"
