@@ -699,7 +699,7 @@ static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
-    deal_begin_step(&model->sequence.heads, model->stream);
+    assignment_begin_step(&model->sequence.heads, model->stream);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -871,8 +871,8 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
-        deal_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
-                  model->config.num_hidden_layers, model->stream);
+        assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
+                        model->config.num_hidden_layers, model->stream);
     global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
@@ -1101,7 +1101,7 @@ static Model* trainer_open(Run* run) {
     const int64_t Tn = sequence_tokens(&run->group, T); // of the rank
     if (run->world->size > 1) model_connect(model, run->world);
     sequence_open(&model->sequence, run->world, B, Tn, model->exchange);
-    if (train && !run->options.deterministic) deal_open(&model->sequence.heads, &run->config);
+    if (train && !run->options.deterministic) assignment_open(&model->sequence.heads, &run->config);
     model_allocate_weights(model, train);
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));

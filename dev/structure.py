@@ -67,9 +67,9 @@ OUTSIDE_INCLUDES = {"llmc": ("llmc",), "data": ("data", "llmc"), "train_fox.c": 
 
 # Regular expressions that comments do not match: (how often they still do, which may only fall; what is better)
 PHRASES = {
-    r"(^|[.:;]\s+)Of ": (8, "the subject first"),
+    r"(^|[.:;]\s+)Of ": (0, "the subject first"),
     r"\bmultiprocessors?\b": (0, "SM"),
-    r"\b[Dd]eal(s|t|ing)?\b": (13, "assign"),
+    r"\b[Dd]eal(s|t|ing)?\b": (0, "assign"),
     r"\bin passing\b": (0, "fused"),
     r"\bon (its|their) way\b": (0, "in flight"),
     r"\blies? close\b|\bat rest\b|\bnobody's\b|\bonce more\b|\badding up\b|\bhangs? on\b": (0, "the field's word"),

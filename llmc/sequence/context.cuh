@@ -1,16 +1,17 @@
 /*
-What the mixer of sequences that ranks share has besides activations (mixer.cuh): the heads of this rank with copies of
-their weights, and the exchange with the other ranks of its group.
+State of the mixer of shared sequences (mixer.cuh) besides activations: the heads of this rank with copies of their
+weights, and the connection to the other ranks of its group.
 
-A model has one SequenceMixer, for all layers: Layer.mixer_context. Where each rank has sequences of its own it is all
-zero, or its group is of one.
+A model has one SequenceMixer for all layers, Layer.mixer_context. If sequences are not shared it is all zero, or its
+group has size 1.
 
-    sequence_new    the sizes, without device memory: for the plan
-    sequence_open   collective: memory, streams, and the connection to the other ranks
-    sequence_share  collective: tensors that the other ranks write to
-    sequence_close  collective
+    sequence_new    sizes alone, no device memory: for the plan
+    sequence_open   collective: allocates memory and streams, connects the ranks
+    sequence_share  collective: maps the tensors that the other ranks write to
+    sequence_close  collective: frees all
 
-Called by the other files of the room, which read it, and by the GPU trainer. An error of CUDA ends the program.
+Called by the other files of this room and by the GPU trainer. An error of CUDA, and GPUs that do not reach one another,
+end the program with a message.
 */
 #pragma once
 
@@ -20,32 +21,32 @@ Called by the other files of the room, which read it, and by the GPU trainer. An
 #include "../layers/attention_layer.cuh"
 #include "split.h"
 
-// Weights of attention of which there are copies that have the heads in the order of ranks (order.cuh)
+// Weights of attention that have a rank-major copy (order.cuh)
 typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
 
-// The heads of this rank, and copies of weights, one of each for all layers.
+// The heads of this rank, and copies of weights. All layers share these buffers.
 typedef struct {
     SequenceGroup group;
     HeadColumns proj, o;
-    bf16* ordered[NUM_ORDERED];   // of all heads
-    float* dordered[NUM_ORDERED]; // gradients of theirs; NULL without a backward pass
-    bf16* norms[2];               // [heads, dh] of q and k, of the rank's heads
+    bf16* ordered[NUM_ORDERED];   // rank-major copies of the weights of all heads
+    float* dordered[NUM_ORDERED]; // their gradients; NULL without a backward pass
+    bf16* norms[2];               // [heads, dh] QK norm's weights for q and k, of the rank's heads
     float* dnorms[2];             // their gradients
-    float *bias, *dbias;          // [heads] of the gate
-    int* deal;  // [layers, NH] which heads a rank has (deal.cuh); NULL: those of sequence_head in
-                // all layers
-    int layers; // of deal
-    unsigned long long* kept;     // [layers, heads] blocks of the step in progress; NULL without deal
+    float *bias, *dbias;          // [heads] the gate's bias and its gradient
+    int* assignment; // [layers, NH] which heads a rank has (assignment.cuh); NULL: those of sequence_head in
+                     // all layers
+    int layers;      // of assignment
+    unsigned long long* kept;     // [layers, heads] blocks of the step in progress; NULL without assignment
     unsigned long long* all_kept; // [layers, NH] of all heads, summed over ranks at the step's end
 } RankHeads;
 
 typedef struct {
     World* world; // NULL: connected to no other rank
     Peers peers;
-    int chunks;              // of a pass over as many tokens as there is memory for
-    cudaStream_t out, in;    // of what the rank writes to others; of its own part, and of what it receives
-    cudaEvent_t ready, done; // of the main stream before an exchange; of the exchange
-    const Exchange* all;     // of all ranks, whose clock counts the main stream's waits; NULL: none does
+    int chunks;              // number of chunks of the largest pass
+    cudaStream_t out, in;    // copies to other ranks; copies of the rank's own part, and waits for the others
+    cudaEvent_t ready, done; // ready: the main stream before an exchange; done: the exchange
+    const Exchange* all;     // of all ranks: its clock counts the main stream's waits; NULL: no clock
 } SequenceExchange;
 
 typedef struct {
@@ -54,7 +55,7 @@ typedef struct {
     const AttentionFunctions* attention;
 } SequenceMixer;
 
-// Ranks that share a sequence; 1: each has its own.
+// Number of ranks that share a sequence; 1: each has its own.
 static inline int sequence_ranks(const SequenceMixer* s) {
     return s->heads.group.size > 1 ? s->heads.group.size : 1;
 }
@@ -76,7 +77,7 @@ static inline SequenceMixer sequence_new(const Config* c, const ParamTable* tabl
     return s;
 }
 
-// Streams, and memory for the weights of the rank's own heads.
+// Creates streams and events, and allocates the weights of the rank's own heads.
 static inline void sequence_allocate(SequenceMixer* s) {
     RankHeads* h = &s->heads;
     SequenceExchange* e = &s->exchange;
@@ -95,8 +96,8 @@ static inline void sequence_allocate(SequenceMixer* s) {
     h->dbias = (float*)device_zeros(heads * sizeof(float));
 }
 
-// Collective: connects the ranks that share sequences, after the exchange of all is open. A pass has at most B sequences,
-// of each of which `tokens` are the rank's own. Dies where the GPUs of a group do not reach one another.
+// Collective: connects the ranks that share sequences; `all` is open already. A pass has at most B sequences, and
+// `tokens` tokens of each are the rank's own. Ends the program if the GPUs of a group do not reach one another.
 static inline void sequence_open(SequenceMixer* s, World* world, int64_t B, int64_t tokens,
                                  const Exchange* all) {
     const int ranks = sequence_ranks(s);
@@ -111,8 +112,8 @@ static inline void sequence_open(SequenceMixer* s, World* world, int64_t B, int6
             ranks);
 }
 
-// Collective: the other ranks may write to these tensors of the mixer, allocated, of layer 0 and so of all; NULL: the
-// pass has no such tensor.
+// Collective: lets the other ranks write to these tensors of the mixer, in all layers. tensors: those of layer 0; NULL:
+// the pass has no such tensor.
 static inline void sequence_share(const Layer* layer, std::initializer_list<const void*> tensors) {
     SequenceExchange* e = &sequence_of(layer)->exchange;
     if (!e->world) return;
@@ -123,14 +124,14 @@ static inline void sequence_share(const Layer* layer, std::initializer_list<cons
                             activations_row_bytes(layer->mixer, i, layer->config->num_hidden_layers));
 }
 
-// Collective, of what sequence_open has opened.
+// Collective: frees what sequence_open has opened.
 static inline void sequence_close(SequenceMixer* s) {
     RankHeads* h = &s->heads;
     SequenceExchange* e = &s->exchange;
     if (!e->out) return;
     if (e->world) peers_close(&e->peers, e->world);
-    void* const buffers[] = {h->norms[0], h->norms[1], h->dnorms[0], h->dnorms[1], h->bias,
-                             h->dbias,    h->deal,     h->kept,      h->all_kept};
+    void* const buffers[] = {h->norms[0], h->norms[1],   h->dnorms[0], h->dnorms[1], h->bias,
+                             h->dbias,    h->assignment, h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
     for (int i = 0; i < NUM_ORDERED; i++) device_free(h->ordered[i]), device_free(h->dordered[i]);
     CUDA_CHECK(cudaStreamDestroy(e->out));

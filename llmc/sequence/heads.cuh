@@ -1,26 +1,26 @@
 /*
-Rows of a rank's heads, where ranks share sequences (split.h).
+Copies between rows of all heads and rows of one rank's heads, where ranks share sequences (split.h):
 
-    x, whole rows     bf16 [B, Tn, x_stride], the Tn = T / N tokens of a rank with all heads: proj, o, gradients
+    whole rows        bf16 [B, Tn, x_stride], Tn = T / N tokens of a rank with all heads: proj, o, gradients
     block of heads    bf16 [B, Tn, stride], the same tokens with the heads of one rank (HeadColumns)
 
-heads_split writes blocks from whole rows, heads_join whole rows from blocks. A call has a block and whole rows for each
-rank; what it writes may be on that rank's GPU. A thread moves eight columns of a block: 16 bytes of q, k, v or o, or up
-to eight heads' logits of gates. Other columns of whole rows stay as they are.
+    heads_split       blocks from whole rows; padding columns become 0
+    heads_join        whole rows from blocks; other columns stay as they are
 
-Called by sequence.cuh.
+A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block: 16 bytes of
+q, k, v or o, or up to eight heads' gate logits. Called by sequence.cuh. An error of CUDA ends the program.
 */
 #pragma once
 
 #include "../layers/layer.cuh"
 #include "split.h"
 
-// Of each rank a block of heads and whole rows of the same tokens. Sequences are block_stride elements apart in blocks,
-// and Tn rows in whole rows.
+// For each rank a block of heads, and whole rows of the same tokens. Sequences are block_stride elements apart in
+// blocks, Tn rows in whole rows.
 typedef struct {
     struct {
         bf16 *block, *whole; // NULL: left out
-        int heads;           // the rank whose heads these are
+        int heads;           // number of the rank whose heads these are
     } of[SEQUENCE_MAX_RANKS];
     int64_t block_stride;
 } HeadBlocks;
@@ -29,12 +29,12 @@ struct HeadRows {
     HeadColumns columns;
     int64_t x_stride;
     int Tn;     // tokens of a sequence
-    int first;  // column of a block's row: those before it stay as they are
-    int chunks; // groups of eight columns of a row
+    int first;  // first column of a block's row that is copied
+    int chunks; // groups of eight columns a row
     int count;  // groups of all rows
 };
 
-// Thread: a group of eight columns of a block; blockIdx.y is the rank.
+// One thread a group of eight columns of a block; blockIdx.y is the rank.
 template <bool SPLIT>
 __global__ static void __launch_bounds__(256)
     heads_kernel(const __grid_constant__ HeadBlocks blocks, const __grid_constant__ HeadRows a) {
@@ -64,7 +64,7 @@ __global__ static void __launch_bounds__(256)
     if (SPLIT) store16(at, values);
 }
 
-// Of blocks of B sequences of Tn tokens.
+// Describes blocks of B sequences of Tn tokens.
 static inline HeadRows head_rows(const HeadColumns* columns, int64_t x_stride, int64_t B, int64_t Tn) {
     const int first = columns->parts > 0 ? columns->part[0].local : columns->stride,
               chunks = (columns->stride - first) / HEAD_COLUMNS_ALIGN;

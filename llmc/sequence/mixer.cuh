@@ -1,16 +1,19 @@
 /*
-The mixer of attention where ranks share sequences (--sequence-ranks): in_proj, the output norm, its gate and o_proj on
-a rank's tokens of all heads, as train_fox.cu has them; what is computed per head on the rank's heads of whole
-sequences, by the trainer's own functions (AttentionFunctions); between them the exchange (sequence.cuh).
+The attention mixer of sequences that N ranks share (--sequence-ranks N). It computes what train_fox.cu's attention
+does, in three parts with the exchange (sequence.cuh) between them:
 
-    forward     in_proj -> | exchange | -> heads: shift, QK norm, RoPE, gate, attention -> | exchange | -> norm, gate, o_proj
-    backward    the same from right to left, with the gradients of o and of proj
+    tokens      T/N tokens of the rank, all NH heads    in_proj; output norm, output gate, o_proj
+    heads       all T tokens, NH/N heads of the rank    shift, QK norm, RoPE, gate, attention, by the trainer's own
+                                                        functions (AttentionFunctions)
 
-Weights of a rank's tokens have the heads in the order of ranks, and those of its heads are copies (order.cuh). Of a
-head's activations the rank has those of its NH/N heads and all T tokens, of the others those of all NH and T/N.
+    forward     in_proj -> exchange -> heads -> exchange -> output norm, gate, o_proj
+    backward    the same from right to left, with the gradients of o and proj
 
-Called through the Mixer that the trainer makes of these functions. Passes are not captured as graphs, since messages
-are numbered; the sums of norms' gradients are on the main stream, where order_gradients reads them.
+Weights of the tokens' parts are rank-major copies, weights of the heads' part copies of the rank's heads (order.cuh).
+Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms' gradients are on the main stream,
+where order_gradients reads them.
+
+Called through the Mixer that the trainer builds from these functions. An error of CUDA ends the program.
 */
 #pragma once
 
@@ -18,7 +21,7 @@ are numbered; the sums of norms' gradients are on the main stream, where order_g
 #include "sequence.cuh"
 
 // clang-format off
-// type, name, kept, elements of a layer; BT of the rank's tokens, HS the stride of HeadColumns
+// type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns
 #define SEQUENCE_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
     X(bf16, head_proj, KEPT_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
@@ -36,7 +39,7 @@ typedef struct {
     SEQUENCE_ACTS(ACTIVATION_FIELD)
 } SequenceActs;
 
-// The shape of the rank's heads of whole sequences, whose rows are head_proj's.
+// Shape of the rank's heads over whole sequences, as the heads' part sees it; rows are head_proj's.
 static inline HeadShape sequence_head_shape(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
     HeadShape shape = attention_shape_of(layer);
@@ -47,7 +50,7 @@ static inline HeadShape sequence_head_shape(const Layer* layer) {
     return shape;
 }
 
-// The rank's heads, and their weights.
+// The rank's heads and their weights, for the heads' part
 static inline AttentionHeads sequence_heads(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
     AttentionHeads heads = attention_heads(layer);
@@ -88,7 +91,7 @@ static inline SequenceActs sequence_acts(const Layer* layer) {
     return a;
 }
 
-// Collective: once after allocation.
+// Collective, called once after allocation.
 static inline void sequence_init(const Layer* layer) {
     const SequenceActs a = sequence_acts(layer);
     const HeadShape heads = sequence_head_shape(layer);
@@ -97,7 +100,7 @@ static inline void sequence_init(const Layer* layer) {
     sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj});
 }
 
-// The output norm and gate, with weights in the order of ranks; dproj and delta are NULL in the forward pass.
+// The output norm and gate with rank-major weights; dproj and delta are NULL in the forward pass.
 static inline OutputGate ordered_output_gate(const Layer* layer, const SequenceActs* a, bf16* dproj,
                                              float* delta) {
     OutputGate gate = attention_output_gate(layer, a->o_rstd, a->proj, dproj, delta);

@@ -1,41 +1,41 @@
 /*
-The weights of a layer's attention where ranks share sequences (split.h). Which heads a rank has is read
-here from the layer's row of the table (deal.cuh): the kernels of a pass see heads in the order of ranks.
+Rank-major copies of attention's weights, where ranks share sequences (split.h): first the heads of rank 0, then those
+of rank 1, ... Only this file reads which heads a rank has (assignment.cuh); the kernels of a pass see rank-major heads.
 
-    ordered       copies of weights of all heads for what is computed token by token, and gradients of theirs
-      in_proj     the fused projection's rows: q, k and v of rank 0, of rank 1, ...; then the output gate's and the
-                  other gates' as in the parameter table, but with their heads in order
-      o_proj      its columns, and the output norm's weights, with their heads in order
-    own heads     weights that a head has of its own, of QK norm and the gate's bias, and gradients of theirs
+    ordered       copies of the weights of all heads, for the parts that compute token by token, and their gradients
+      in_proj     rows of the fused projection: q, k, v of rank 0, of rank 1, ...; then the output gate's and the other
+                  gates' rows, each rank-major
+      o_proj      rank-major columns; likewise the output norm's weights
+    own heads     copies of the weights of the rank's heads, QK norm's and the gate's bias, and their gradients
 
-So in proj and o the columns that a rank sends to another are side by side, and copy engines need no packing. Every
-pass of a layer copies its weights anew, on the main stream: all layers share these buffers. A gradient is added to
-the model's behind the kernels that compute it.
+So the columns of proj and o that a rank sends to another are contiguous within a row, and copy engines need no packing.
+All layers share these buffers: every pass of a layer first copies its weights, on the main stream, and gradients are
+added to the model's behind the kernels that compute them.
 
-Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer.
+Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer. An error of CUDA ends the program.
 */
 #pragma once
 
-#include "deal.cuh"
+#include "assignment.cuh"
 
 // ----------------------------------------------------------------------------
-// weights of all heads, in the order of ranks
+// rank-major weights of all heads
 
-struct HeadOrder {
-    HeadColumns columns; // of proj
-    const int* deal;     // of head_deal
-    int gate, dh, d;     // the output gate's first row in the projection, -1: there is none; channels
+struct HeadLayout {
+    HeadColumns columns;   // of proj
+    const int* assignment; // of head_assignment
+    int gate, dh, d;       // the output gate's first row in the projection, -1: there is none; channels
 
-    // The head at a position, as the model's weights have them; a channel of its.
+    // The model's head at a rank-major position, and the model's channel of a rank-major channel
     __device__ int head(int position) const {
-        return (int)sequence_dealt_head(deal, position / columns.heads, columns.ranks, columns.heads,
-                                        position % columns.heads);
+        return (int)sequence_assigned_head(assignment, position / columns.heads, columns.ranks, columns.heads,
+                                           position % columns.heads);
     }
     __device__ int channel(int c) const { return head(c / dh) * dh + c % dh; }
-    // The row of the model's projection that row j of the ordered one is.
+    // The row of the model's projection whose copy is row j.
     __device__ int row(int j) const {
         const int wide = head_columns_wide(&columns);
-        if (j < columns.ranks * wide) return head_columns_whole(&columns, deal, j / wide, j % wide);
+        if (j < columns.ranks * wide) return head_columns_whole(&columns, assignment, j / wide, j % wide);
         if (gate >= 0 && j >= gate && j < gate + d) return gate + channel(j - gate);
         for (int p = 0; p < columns.parts; p++) {
             const int at = j - columns.part[p].column;
@@ -46,45 +46,45 @@ struct HeadOrder {
     }
 };
 
-// A matrix [rows, width] whose rows or columns are ordered; behind it are padding rows of zeros.
+// A matrix [rows, width] whose rows, or columns, are rank-major; padding rows of zeros follow.
 struct OrderedTensor {
     ParamKind kind;
     int64_t rows, padded, width;
     bool columns;
 
-    // Where the model's tensor has element `at` of the ordered one.
-    __device__ int64_t of_model(int64_t at, const HeadOrder& order) const {
+    // Index in the model's tensor of element `at` of the copy
+    __device__ int64_t of_model(int64_t at, const HeadLayout& layout) const {
         const int row = (int)(at / width), column = (int)(at % width);
-        return columns ? row * width + order.channel(column) : order.row(row) * width + column;
+        return columns ? row * width + layout.channel(column) : layout.row(row) * width + column;
     }
 };
 
-// Thread: eight elements.
+// One thread copies eight elements.
 __global__ static void __launch_bounds__(256)
     order_weights_kernel(bf16* ordered, const bf16* w, const __grid_constant__ OrderedTensor t,
-                         const __grid_constant__ HeadOrder order) {
+                         const __grid_constant__ HeadLayout layout) {
     const int64_t at = 8 * ((int64_t)blockIdx.x * 256 + threadIdx.x);
     if (at >= t.padded * t.width) return;
     Raw8 values = {};
-    if (at < t.rows * t.width) values = load_raw8(w + t.of_model(at, order));
+    if (at < t.rows * t.width) values = load_raw8(w + t.of_model(at, layout));
     store16(ordered + at, values);
 }
 
-// Thread: four elements. dw += ordered, which becomes 0: the next gradient is added to it.
+// dw += ordered, then ordered = 0 for the next gradient. Four elements a thread.
 __global__ static void __launch_bounds__(256)
     order_add_kernel(float* dw, float* ordered, const __grid_constant__ OrderedTensor t,
-                     const __grid_constant__ HeadOrder order) {
+                     const __grid_constant__ HeadLayout layout) {
     const int64_t at = 4 * ((int64_t)blockIdx.x * 256 + threadIdx.x);
     if (at >= t.rows * t.width) return;
-    float4* to = (float4*)(dw + t.of_model(at, order));
+    float4* to = (float4*)(dw + t.of_model(at, layout));
     const float4 sum = *to, add = *(float4*)(ordered + at);
     *to = {sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w};
     *(float4*)(ordered + at) = {};
 }
 
-static inline HeadOrder head_order(const Layer* layer) {
+static inline HeadLayout head_layout(const Layer* layer) {
     return {.columns = rank_heads(layer)->proj,
-            .deal = head_deal(layer),
+            .assignment = head_assignment(layer),
             .gate = (int)params_column(layer->table, P_OGATE_PROJ),
             .dh = (int)config_head_size(layer->config),
             .d = (int)layer->config->hidden_size};
@@ -100,19 +100,18 @@ static inline OrderedTensor ordered_tensor(const Layer* layer, int which) {
 // ----------------------------------------------------------------------------
 // weights of the rank's own heads
 
-// Tensors of QK norm's weights for q and k [NH, dh], and of the gate's bias [NH]; NULL: there is none, or heads
-// share it.
+// The model's QK norm weights for q and k [NH, dh] and gate bias [NH]; NULL: the model has none, or heads share it.
 struct HeadWeights {
     const bf16* norms[2];
     const float* bias;
     float *dnorms[2], *dbias;
-    const int* deal; // of head_deal
+    const int* assignment; // of head_assignment
     int dh;
 };
 
-// Head i of the rank, of all heads.
+// The model's index of the rank's i-th head
 __device__ static inline int64_t head_weights_whole(const RankHeads& h, const HeadWeights& w, int i) {
-    return sequence_dealt_head(w.deal, h.group.rank, h.group.size, h.o.heads, i);
+    return sequence_assigned_head(w.assignment, h.group.rank, h.group.size, h.o.heads, i);
 }
 
 // Copies the weights of the rank's heads, and zeroes their gradients.
@@ -147,11 +146,11 @@ static inline HeadWeights head_weights_of(const Layer* layer) {
         .bias = layer_param_fp32(layer, P_FGATE_BIAS),
         .dnorms = {layer_param(layer, layer->grads, P_Q_NORM), layer_param(layer, layer->grads, P_K_NORM)},
         .dbias = layer_param(layer, layer->grads, P_FGATE_BIAS),
-        .deal = head_deal(layer),
+        .assignment = head_assignment(layer),
         .dh = (int)config_head_size(layer->config)};
 }
 
-// Either kernel's thread blocks.
+// Number of thread blocks of either kernel
 static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) {
     return ceil_div(rank_heads(layer)->o.heads * w->dh, 256);
 }
@@ -159,7 +158,7 @@ static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) 
 // ----------------------------------------------------------------------------
 // all of them
 
-// Allocates the weights of all heads for passes, and their gradients for training. sequence_close frees them.
+// Allocates the rank-major weights and, for training, their gradients. sequence_close frees them.
 static inline void order_open(const Layer* layer) {
     RankHeads* h = &sequence_of(layer)->heads;
     const size_t d = (size_t)layer->config->hidden_size, S = (size_t)matmul_padded(layer->table->proj.rows);
@@ -170,10 +169,10 @@ static inline void order_open(const Layer* layer) {
     }
 }
 
-// Before a pass of the layer reads weights of attention.
+// Copies the layer's weights, before a pass reads them.
 static inline void order_weights(const Layer* layer, RangePass pass) {
     Range range("exchange of sequences", pass, layer->stream);
-    const HeadOrder order = head_order(layer);
+    const HeadLayout layout = head_layout(layer);
     const HeadWeights own = head_weights_of(layer);
     for (int i = 0; i < NUM_ORDERED; i++) {
         const OrderedTensor t = ordered_tensor(layer, i);
@@ -181,13 +180,13 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
         const int64_t groups = t.padded * t.width / 8;
         if (from)
             CUDA_LAUNCH(order_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
-                        rank_heads(layer)->ordered[i], from, t, order);
+                        rank_heads(layer)->ordered[i], from, t, layout);
     }
     CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *rank_heads(layer),
                 own);
 }
 
-// layer_weights_in_fp8, of the weights that GEMMs read where ranks share sequences.
+// As layer_weights_in_fp8, but if ranks share sequences it converts the rank-major copies, which GEMMs read.
 static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s) {
     if (sequence_ranks(sequence_of(layer)) == 1) return layer_weights_in_fp8(layer, s);
     if (layer->l < 0 || layer->l >= s->layers) return;
@@ -202,17 +201,17 @@ static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s
     fp8_weights(s, layer->l, w, layer->stream);
 }
 
-// Behind the kernels that compute it on a stream: adds a gradient in the order of ranks to the model's.
+// Adds a rank-major gradient to the model's, on the stream whose kernels computed it.
 static inline void order_add(const Layer* layer, Ordered which, cudaStream_t stream) {
     Range range("exchange of sequences", RANGE_BACKWARD, stream);
     const OrderedTensor t = ordered_tensor(layer, which);
     float* to = layer_param(layer, layer->grads, t.kind);
     if (to)
         CUDA_LAUNCH(order_add_kernel, ceil_div<int64_t>(t.rows * t.width / 4, 256), 256, stream, to,
-                    rank_heads(layer)->dordered[which], t, head_order(layer));
+                    rank_heads(layer)->dordered[which], t, head_layout(layer));
 }
 
-// The linear layer of a projection, of weights in the order of ranks: behind its output are padding columns of 0.
+// The linear layer of a projection with rank-major weights. Padding columns of 0 follow its output.
 static inline Linear ordered_linear(const Layer* layer, Ordered which) {
     Linear linear = which == ORDERED_IN_PROJ ? layer_in_proj(layer) : layer_linear(layer, P_O_PROJ);
     linear.w = rank_heads(layer)->ordered[which];
@@ -220,7 +219,7 @@ static inline Linear ordered_linear(const Layer* layer, Ordered which) {
     return linear;
 }
 
-// Behind the backward pass's other kernels of attention.
+// Adds the output norm's and the own heads' gradients to the model's, behind the other kernels of the backward pass.
 static inline void order_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const HeadWeights own = head_weights_of(layer);

@@ -1,33 +1,36 @@
 /*
-The exchange around attention between GPUs that share sequences (split.h, --sequence-ranks): tokens
-are split between them outside attention, heads within.
+Exchange between GPUs that share sequences (split.h, --sequence-ranks N): outside attention a rank has T/N tokens with
+all heads, within attention NH/N heads with all tokens.
 
     forward     in_proj ----> proj  --in_proj_to_heads->  head_proj   shift, QK norm, RoPE, gate, attention
                 o_proj  <---- o     <--o_to_tokens------  head_o
     backward    dy -> dO, delta     --dout_to_heads---->  head_o, head_delta
                 in_proj <---- dproj <--heads_to_in_proj-  head_dproj
 
-    proj, dproj           bf16 [B, T/N, row stride] of all heads, and the output gate
+    proj, dproj           bf16 [B, T/N, row stride]: all heads, and the output gate
     o, din                bf16 [B, T/N, NH, dh]
-    head_proj, head_dproj bf16 [B, T, stride] of the rank's heads (HeadColumns)
+    head_proj, head_dproj bf16 [B, T, stride]: the rank's heads (HeadColumns)
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Nothing is packed: the heads of all ranks are in the order of ranks, as the weights are (order.cuh), and copy
-engines write a rank's columns into the tensors of the others, where they are read (peers_share). Only the logits of
-gates, a column a head, are stored there by a kernel. q, k, v, o and dproj go chunk by chunk (SequenceChunk) on two
-streams, so that the link is busy while the main stream computes: GEMMs of the other ranks' q, k and v beside copies
-of the chunk before, then the GEMMs of the gates and of the rank's own q, k and v; the output gate and o_proj beside o;
-in_proj's input gradient beside dproj. Beside dO runs the weight gradient of o_proj, which has a stream.
+Nothing is packed: rows are rank-major, as the weights are (order.cuh), and copy engines write a rank's columns into the
+tensors of the others, where they are read (peers_share). Only gate logits, one column a head, are stored by a kernel.
+
+q, k, v, o and dproj are exchanged chunk by chunk (SequenceChunk) on two streams, so that copies overlap computation:
+
+    q, k, v     the GEMMs of the next chunk for other ranks' heads, then those of the gates and of the rank's own heads
+    o           output gate and o_proj of the chunk before
+    dO          the weight gradient of o_proj, on its own stream
+    dproj       in_proj's input gradient of the chunk before
 
     main stream   GEMM 0 | GEMM 1 | GEMM 2 | GEMMs of gates, own heads | wait | shift, QK norm, RoPE, ...
     out                  | copy 0 | copy 1 | copy 2 |                        to the other ranks
     in                                         all have arrived |            and own parts of o, dO and dproj
 
-Messages are numbered, which a CUDA graph would repeat: passes of ranks that share sequences are not captured.
+Passes are not captured as CUDA graphs: messages are numbered, and a graph would repeat the numbers.
 
-Called by mixer.cuh, and for tokens and losses by the GPU trainer. An error of CUDA ends the program; a message that
-never comes is ended by the watch (llmc/ranks/watch.h).
+Called by mixer.cuh, and for tokens and losses by the GPU trainer. An error of CUDA ends the program; the watch
+(llmc/ranks/watch.h) ends a wait for a message that never comes.
 */
 #pragma once
 
@@ -37,7 +40,7 @@ never comes is ended by the watch (llmc/ranks/watch.h).
 // ----------------------------------------------------------------------------
 // the streams of an exchange
 
-// One kernel after another: the main stream.
+// The exchange's two streams; with one kernel after another (Layer.sequential), the main stream
 static inline cudaStream_t sequence_out(const Layer* layer) {
     return layer->sequential ? layer->stream : sequence_of(layer)->exchange.out;
 }
@@ -45,7 +48,7 @@ static inline cudaStream_t sequence_in(const Layer* layer) {
     return layer->sequential ? layer->stream : sequence_of(layer)->exchange.in;
 }
 
-// What is queued on the exchange's streams from now on follows what is on the main stream.
+// Makes the exchange's streams wait for what is queued on the main stream.
 static inline void sequence_follow(const Layer* layer) {
     const cudaEvent_t ready = sequence_of(layer)->exchange.ready;
     CUDA_CHECK(cudaEventRecord(ready, layer->stream));
@@ -53,10 +56,11 @@ static inline void sequence_follow(const Layer* layer) {
     CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
 }
 
-// The same at the beginning of an exchange, whose tensors are then free on all ranks: each has told so at the end of the
-// exchange before (peers_read in sequence_end), at whose beginning its main stream was past their last use.
+// Begins an exchange: the exchange's streams wait for the main stream, and until the tensors that are filled are free
+// on all ranks. A rank says so at the end of the exchange before (peers_read in sequence_end); when that one began, its
+// main stream was past their last use:
 //
-//     exchange     fills                whose last use is
+//     exchange     fills                last used
 //     q, k, v      head_proj            by attention, before the exchange of o (or of dproj, the pass before)
 //     o            o                    by the output gate and o_proj of the layer before, and by o_proj's weight
 //                                       gradient, joined before this layer's pass begins
@@ -67,9 +71,9 @@ static inline void sequence_begin(const Layer* layer) {
     peers_await_readers(&sequence_of(layer)->exchange.peers, sequence_out(layer));
 }
 
-// What is queued on the main stream from now on follows the exchange so far: it may overwrite what was sent, and read
-// what was received. Of an exchange that is awaited chunk by chunk the clock counts the wait for the first alone: the
-// others arrive while the one before is in use, and the clock's two kernels would take as long as most of these waits.
+// Ends an exchange, or one chunk of it: the main stream waits for it, and may then overwrite what was sent and read
+// what was received. When an exchange is awaited in chunks, only the first wait is timed: later chunks arrive while the
+// one before is in use, and the clock's two kernels would take as long as most of these waits.
 static inline void sequence_end(const Layer* layer, bool first, RangePass pass) {
     SequenceExchange* e = &sequence_of(layer)->exchange;
     const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
@@ -87,14 +91,14 @@ static inline void sequence_end(const Layer* layer, bool first, RangePass pass) 
 }
 
 // ----------------------------------------------------------------------------
-// what a rank writes, of a chunk of tokens: of `heads` [B, T, stride] of a rank's heads and x [B, T/N, x_stride] of all
+// copies of a chunk of tokens between heads [B, T, stride], a rank's heads, and x [B, T/N, x_stride], all heads
 
-// `width` columns of a rank's heads, which are the first in `heads`; in x they are side by side, rank after rank.
+// Columns that are copied: `width` a rank, the first ones in a row of `heads`; in a row of x, rank-major
 typedef struct {
     int64_t stride, x_stride, width;
 } HeadCopies;
 
-// Chunks of a pass, none of which is empty where --eval measures shorter contexts. Chunk i, of the rank's tokens.
+// Number of chunks of a pass: fewer in the shorter contexts of --eval, so that none is empty.
 static inline int layer_chunks(const Layer* layer) {
     const int64_t most = max(layer->T / SEQUENCE_CHUNK_ALIGN, (int64_t)1);
     return (int)min((int64_t)sequence_of(layer)->exchange.chunks, most);
@@ -103,13 +107,13 @@ static inline SequenceChunk layer_chunk(const Layer* layer, int i) {
     return sequence_chunk(layer->T, layer_chunks(layer), i);
 }
 
-// The chunk's rows of x [B, T/N, width]; NULL where the pass has no x.
+// The chunk's rows of x [B, T/N, width]; NULL if the pass has no x.
 template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_t width) {
     return x ? x + chunk.first * width : NULL;
 }
 
-// Queues copies of this rank's tokens: from x the columns of each other rank's heads to that rank's `heads`; with `own`
-// also of its own heads.
+// Queues copies of this rank's tokens: the columns of each other rank's heads, from x to that rank's `heads`; with
+// `own` also those of its own heads.
 static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* heads, const bf16* x,
                                  SequenceChunk chunk, bool own, RangePass pass) {
     Range range("exchange of sequences", pass, sequence_out(layer));
@@ -126,7 +130,7 @@ static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* 
     }
 }
 
-// Queues copies of this rank's heads: from `heads` the tokens of each rank to that rank's x.
+// Queues copies of this rank's heads: the tokens of each rank, from `heads` to that rank's x.
 static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16* x, const bf16* heads,
                                   SequenceChunk chunk, RangePass pass) {
     Range range("exchange of sequences", pass, sequence_out(layer));
@@ -150,7 +154,7 @@ static inline HeadCopies copies_of_o(const Layer* layer) {
     return {rank_heads(layer)->o.stride, layer->config->hidden_size, rank_heads(layer)->o.stride};
 }
 
-// The same of the logits of gates, by a kernel on the main stream, which the exchange's streams then follow.
+// Exchanges gate logits likewise, by a kernel on the main stream, for which the exchange's streams then wait.
 template <bool TO_HEADS>
 static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t x_stride) {
     Range range("exchange of sequences", TO_HEADS ? RANGE_FORWARD : RANGE_BACKWARD, layer->stream);
@@ -172,9 +176,10 @@ static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t
 }
 
 // ----------------------------------------------------------------------------
-// the exchanges of a pass, and the GEMMs beside them
+// the exchanges of a pass, and the GEMMs that overlap them
 
-// proj = in_proj(in), and head_proj from all ranks; q, k and v of the rank's own heads are in head_proj alone.
+// Computes proj = in_proj(in), and fills head_proj from all ranks. q, k and v of the rank's own heads go to head_proj
+// alone.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* proj, const bf16* in,
                                     const Linear* in_proj) {
     const SequenceGroup* g = &rank_heads(layer)->group;
@@ -208,7 +213,7 @@ static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* p
     sequence_end(layer, true, RANGE_FORWARD);
 }
 
-// Returns the chunk's rows of o, from head_o of all ranks. Chunks are called for in order.
+// Fills and returns the chunk's rows of o, from head_o of all ranks. Called for the chunks in order.
 static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o, SequenceChunk chunk) {
     const HeadCopies copies = copies_of_o(layer);
     if (chunk.first == 0) sequence_begin(layer);
@@ -217,7 +222,7 @@ static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o,
     return chunk_rows(o, chunk, copies.x_stride);
 }
 
-// head_o gets the gradient of o, dout, and head_delta [B, NH/N, T] delta [B, NH, T/N].
+// Fills head_o with the gradient of o from dout, and head_delta [B, NH/N, T] from delta [B, NH, T/N], of all ranks.
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, const bf16* dout,
                                  const float* delta) {
     const HeadCopies copies = copies_of_o(layer);
@@ -234,8 +239,8 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
     sequence_end(layer, true, RANGE_BACKWARD);
 }
 
-// din = the gradient of in_proj's input, from dproj, whose columns of heads come from all ranks' head_dproj. Those of q,
-// k and v are written in FP8 here, and the padding of dproj becomes 0.
+// Fills dproj's columns of heads from all ranks' head_dproj, converts those of q, k and v to FP8, zeroes dproj's
+// padding, and computes din, the gradient of in_proj's input.
 static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
     const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;

@@ -1,25 +1,25 @@
 /*
-One sequence over several ranks (--sequence-ranks N): which tokens and which heads of it a rank has.
+How N ranks split a sequence (--sequence-ranks N). Rank n of a group has
 
     token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
     attention         NH/N heads over all T tokens: shift, QK norm, RoPE, gate, scores
 
-Rank n of N has heads n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different ranks.
-In training a table may give each rank other NH/N heads in each layer, balanced by the work that pruning left them in
-the step before (sequence_deal, deal.cuh).
+By default its heads are n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different
+ranks. In training each layer may have a table that assigns heads by the work that pruning left them in the step before
+(sequence_assign_heads, assignment.cuh).
 
-Between the two are exchanges: each rank sends every other one of its group, of its own tokens, what the other's heads
-read, or of its own heads what the other's tokens read. HeadColumns is the layout of such a row:
+Between the two parts are exchanges: a rank sends each other rank of its group the columns of the other's heads for its
+own tokens, or the columns of its own heads for the other's tokens. HeadColumns describes such rows:
 
-    row of proj, NH = 4    | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
-    heads 1 and 3 of it    | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
-    row of proj in training, its heads in the order of ranks (order.cuh):
-                           | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
+    row of proj, NH = 4                | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
+    its columns for heads 1 and 3      | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
+    rank-major row of proj (order.cuh) | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
 
-Exchanges of q, k, v, o and dproj go in chunks of a rank's tokens: while one is copied, the next is computed, or the one
-before is used.
+q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is computed, or the
+one before is used.
 
-Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h).
+Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h). Nothing here
+fails, but by assertion.
 */
 #pragma once
 
@@ -34,19 +34,21 @@ Called by the other files of this room, and by the plan of a GPU's memory (llmc/
 // ----------------------------------------------------------------------------
 // heads of a rank
 
-// Head i of those that rank `rank` of `ranks` has, without a table.
+// The i-th head of rank `rank` of `ranks`, without a table.
 SEQUENCE_FUNCTION int64_t sequence_head(int rank, int ranks, int64_t i) { return i * ranks + rank; }
 
-// The same by a layer's row of the table, deal [ranks, heads] with `heads` heads a rank; NULL: there is none.
-SEQUENCE_FUNCTION int64_t sequence_dealt_head(const int* deal, int rank, int ranks, int heads, int i) {
-    return deal ? deal[rank * heads + i] : sequence_head(rank, ranks, i);
+// The i-th head of a rank by a layer's row of the table, assignment [ranks, heads]; NULL: no table.
+SEQUENCE_FUNCTION int64_t sequence_assigned_head(const int* assignment, int rank, int ranks, int heads,
+                                                 int i) {
+    return assignment ? assignment[rank * heads + i] : sequence_head(rank, ranks, i);
 }
 
-// Balances a layer's row for the next step by the work of its heads, work [ranks * heads], in the step before. In
-// order of falling work each head goes to the rank with the least sum so far that has fewer than `heads`; ties go to
-// the lowest head and rank, so that all ranks find the same row. A rank's heads are in rising order. Without any work
-// the row stays. One thread reads `work` (ranks heads)^2 times: for up to some hundred heads.
-SEQUENCE_FUNCTION void sequence_deal(int* deal, const unsigned long long* work, int ranks, int heads) {
+// Assigns a layer's heads for the next step by their work in this one, work [ranks * heads]. Heads with most work come
+// first; each goes to the rank with the least sum so far that has fewer than `heads` heads. Ties go to the lowest head
+// and rank, so that all ranks compute the same row. A rank's heads are in rising order. If no head has work the row
+// stays. One thread reads `work` (ranks heads)^2 times: meant for up to some hundred heads.
+SEQUENCE_FUNCTION void sequence_assign_heads(int* assignment, const unsigned long long* work, int ranks,
+                                             int heads) {
     unsigned long long sums[SEQUENCE_MAX_RANKS] = {0};
     int filled[SEQUENCE_MAX_RANKS] = {0}, head = -1;
     bool worked = false;
@@ -59,7 +61,7 @@ SEQUENCE_FUNCTION void sequence_deal(int* deal, const unsigned long long* work, 
         }
         for (int r = 0; r < ranks; r++)
             if (filled[r] < heads && (rank < 0 || sums[r] < sums[rank])) rank = r;
-        int *row = deal + rank * heads, at = filled[rank]++;
+        int *row = assignment + rank * heads, at = filled[rank]++;
         for (; at > 0 && row[at - 1] > next; at--) row[at] = row[at - 1];
         row[at] = next;
         sums[rank] += work[next];
@@ -70,14 +72,15 @@ SEQUENCE_FUNCTION void sequence_deal(int* deal, const unsigned long long* work, 
 // ----------------------------------------------------------------------------
 // chunks of a rank's tokens
 
-// More or smaller chunks would slow GEMMs and copies down by more than their overlap saves.
+// More, or smaller, chunks slow GEMMs and copies down by more than their overlap saves.
 enum { SEQUENCE_CHUNKS = 4, SEQUENCE_CHUNK_TOKENS = 16384, SEQUENCE_CHUNK_ALIGN = 16 };
 
 typedef struct {
     int64_t first, tokens; // of each sequence of the rank
 } SequenceChunk;
 
-// Chunks of an exchange of `tokens` of each of B sequences. Those of several sequences are not contiguous: 1.
+// Number of chunks of an exchange of `tokens` tokens of each of B sequences; 1 for B > 1, whose chunks would not be
+// contiguous.
 static inline int sequence_chunks(int64_t B, int64_t tokens) {
     const int64_t chunks = tokens / SEQUENCE_CHUNK_TOKENS;
     if (B > 1 || chunks < 1) return 1;
@@ -97,11 +100,11 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
 
 enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
 
-// A part is a tensor's columns: `width` of a head, from `column` on in a row of all heads, and from `local` on
-// in a row of a rank's heads.
+// A part is a tensor's columns, `width` a head: they begin at `column` in a row of all heads, at `local` in a row of a
+// rank's heads.
 typedef struct {
     int ranks, heads; // N; heads of a rank
-    bool in_order;    // a row of all heads has them in the order of ranks
+    bool rank_major;  // a row of all heads has rank 0's heads first, then rank 1's, ...
     int parts;
     struct {
         int column, width, local;
@@ -119,7 +122,7 @@ static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t widt
     h->stride = (h->columns + HEAD_COLUMNS_ALIGN - 1) / HEAD_COLUMNS_ALIGN * HEAD_COLUMNS_ALIGN;
 }
 
-// Of the fused projection: what attention reads. The output gate's columns stay with their tokens.
+// Columns of the fused projection that attention reads. The output gate's are not exchanged.
 static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
     static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
                            narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
@@ -132,7 +135,7 @@ static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Co
     return h;
 }
 
-// Of o and its gradient, a row of which is NH heads of dh channels.
+// Columns of o and of its gradient, whose rows are NH heads of dh channels
 static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
     HeadColumns h;
     memset(&h, 0, sizeof h);
@@ -142,44 +145,45 @@ static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
     return h;
 }
 
-// Columns of its tensors with more than one column a head, which come first.
+// Number of columns, in a rank's row, of tensors with more than one column a head, which come first
 SEQUENCE_FUNCTION int head_columns_wide(const HeadColumns* h) {
     int p = 0;
     while (p < h->parts && h->part[p].width > 1) p++;
     return p < h->parts ? h->part[p].local : h->columns;
 }
 
-// The parts behind them, of rows that have their heads in the order of ranks.
+// The tensors with one column a head, in rank-major rows
 static inline HeadColumns head_columns_narrow(const HeadColumns* all) {
     HeadColumns h = *all;
-    h.in_order = true;
+    h.rank_major = true;
     h.parts = 0;
     for (int p = 0; p < all->parts; p++)
         if (all->part[p].width == 1) h.part[h.parts++] = all->part[p];
     return h;
 }
 
-// The column of a row of all heads that column `local` of rank `rank` is; -1: padding. deal: the layer's row of the
-// table, or NULL.
-SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* deal, int rank, int local) {
+// Column, in a row of all heads, of column `local` of rank `rank`'s row; -1: padding. assignment: the layer's row of
+// the table, or NULL.
+SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* assignment, int rank, int local) {
     for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
         const int width = h->part[p].width, at = local - h->part[p].local;
         if (at < 0) continue;
-        const int head = h->in_order ? rank * h->heads + at / width
-                                     : (int)sequence_dealt_head(deal, rank, h->ranks, h->heads, at / width);
+        const int head = h->rank_major
+                             ? rank * h->heads + at / width
+                             : (int)sequence_assigned_head(assignment, rank, h->ranks, h->heads, at / width);
         return h->part[p].column + head * width + at % width;
     }
     return -1;
 }
 
-// The rank's column of its first head of the tensor that begins at `column` of all; -1: is none of the parts.
+// Column, in a rank's row, of the tensor that begins at `column` in a row of all heads; -1: it is none of the parts.
 static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
     for (int p = 0; p < h->parts; p++)
         if (h->part[p].column == column) return h->part[p].local;
     return -1;
 }
 
-// Bytes of a rank's row of proj.
+// Bytes of a rank's row
 static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
 
 // Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B sequences.

@@ -189,7 +189,7 @@ static void test_documents(const Shape& s, const Decays& x, int64_t length, int6
     CUDA_CHECK(cudaDeviceSynchronize());
     snprintf(test_case, sizeof test_case, "T %lld, %s%s, documents of %lld, then from %lld", (long long)s.T,
              x.name, s.bound ? ", bound" : "", (long long)length, (long long)wall);
-    const double limit = 1.5e-2; // bf16 operands, of tokens that are dealt otherwise to chunks
+    const double limit = 1.5e-2; // bf16 operands, of tokens that are assigned otherwise to chunks
     check_close("packed o", doubles(alone.o.host()), doubles(c.o.host()), limit);
     const char* const names[] = {"packed dq", "packed df", "packed dv"};
     for (int part = 0; part < 3; part++) {

@@ -7,7 +7,7 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
                 documents, all levels of recomputation, which do not change a bit, nor does a second pass. Models
-                that prune also with a random table of heads, and with the one that its counts lead to (deal.cuh)
+                that prune also with a random table of heads, and with the one that its counts lead to (assignment.cuh)
     ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
 The work of ranks in one process is queued rank after rank before the host waits for any of it. So nothing may
@@ -239,7 +239,7 @@ static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
                   bytes = n * (int64_t)sizeof(unsigned long long);
     std::vector<unsigned long long> own((size_t)n), all((size_t)n);
     for (int r = 0; r < ranks; r++) {
-        deal_collect(&models[r].sequence.heads, models[r].stream);
+        assignment_collect(&models[r].sequence.heads, models[r].stream);
         CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
         device_download(own.data(), models[r].sequence.heads.all_kept, bytes);
         for (size_t i = 0; i < own.size(); i++) all[i] += own[i];
@@ -252,21 +252,21 @@ static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
 
 // Models that prune, with a random table of heads and then with the table that follows from the counts. first: of the
 // random table, at any level of recomputation.
-static void check_dealt(const char* name, Model* models, int ranks, const Batch* batch, const Result* alone,
-                        Result* first) {
+static void check_assigned(const char* name, Model* models, int ranks, const Batch* batch,
+                           const Result* alone, Result* first) {
     const Config* c = &models[0].config;
     const int64_t L = c->num_hidden_layers, NH = c->num_heads, bytes = L * NH * (int64_t)sizeof(int);
     char label[300];
-    snprintf(label, sizeof label, "%s, heads dealt", name);
-    std::vector<int> deal, dealt((size_t)(L * NH));
+    snprintf(label, sizeof label, "%s, heads assigned", name);
+    std::vector<int> assignment, assigned((size_t)(L * NH));
     for (int64_t l = 0; l < L; l++) {
         const std::vector<int> row = random_row((int)NH, (uint64_t)l);
-        deal.insert(deal.end(), row.begin(), row.end());
+        assignment.insert(assignment.end(), row.begin(), row.end());
     }
     for (int r = 0; r < ranks; r++) {
-        deal_open(&models[r].sequence.heads, c);
-        CUDA_CHECK(
-            cudaMemcpy(models[r].sequence.heads.deal, deal.data(), (size_t)bytes, cudaMemcpyHostToDevice));
+        assignment_open(&models[r].sequence.heads, c);
+        CUDA_CHECK(cudaMemcpy(models[r].sequence.heads.assignment, assignment.data(), (size_t)bytes,
+                              cudaMemcpyHostToDevice));
     }
     Result result = run_ranks(models, ranks, batch->inputs, batch->targets);
     if (first->grads.empty()) {
@@ -281,12 +281,12 @@ static void check_dealt(const char* name, Model* models, int ranks, const Batch*
     for (unsigned long long n : kept) sum += n;
     CHECK(sum == result.kept, "%s, %d ranks: heads have %llu of %llu blocks", label, ranks, sum, result.kept);
     for (int64_t l = 0; l < L; l++)
-        sequence_deal(&deal[(size_t)(l * NH)], &kept[(size_t)(l * NH)], ranks, (int)NH / ranks);
+        sequence_assign_heads(&assignment[(size_t)(l * NH)], &kept[(size_t)(l * NH)], ranks, (int)NH / ranks);
     for (int r = 0; r < ranks; r++) {
-        deal_heads(&models[r].sequence.heads, models[r].stream);
+        assign_heads(&models[r].sequence.heads, models[r].stream);
         CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
-        device_download(dealt.data(), models[r].sequence.heads.deal, bytes);
-        CHECK(dealt == deal, "%s, rank %d of %d: another table", label, r, ranks);
+        device_download(assigned.data(), models[r].sequence.heads.assignment, bytes);
+        CHECK(assigned == assignment, "%s, rank %d of %d: another table", label, r, ranks);
     }
     result = run_ranks(models, ranks, batch->inputs, batch->targets);
     compare_results(label, &models[0], ranks, &result, alone);
@@ -297,7 +297,7 @@ static void check_dealt(const char* name, Model* models, int ranks, const Batch*
 static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
     Batch batch(name, B, T);
     const Result alone = run_alone(&batch, B, T);
-    Result first = {}, first_dealt = {};
+    Result first = {}, first_assigned = {};
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         Model models[RANKS_MOST];
         for (int r = 0; r < ranks; r++)
@@ -315,7 +315,7 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
                   option_recompute_names[recompute], again);
         }
         if (config_prunes(&batch.start.config))
-            check_dealt(name, models, ranks, &batch, &alone, &first_dealt);
+            check_assigned(name, models, ranks, &batch, &alone, &first_assigned);
         free_models(models, ranks);
     }
 }
@@ -327,7 +327,7 @@ enum BlocksOf { OF_O, OF_PROJ };
 
 // A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and its gradient
 // is added to that element; padding is 0.
-static void check_ordered(const char* what, const OrderedTensor* t, const HeadOrder* order,
+static void check_ordered(const char* what, const OrderedTensor* t, const HeadLayout* layout,
                           const std::vector<int64_t>& from) {
     const size_t n = (size_t)(t->padded * t->width);
     std::vector<uint16_t> w(n), got(n);
@@ -338,8 +338,8 @@ static void check_ordered(const char* what, const OrderedTensor* t, const HeadOr
     CUDA_CHECK(cudaMemcpy(dw, w.data(), 2 * n, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(gradient, sums.data(), 4 * n, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(ordered, added.data(), 4 * n, cudaMemcpyHostToDevice));
-    CUDA_LAUNCH(order_weights_kernel, ceil_div<size_t>(n / 8, 256), 256, 0, to, dw, *t, *order);
-    CUDA_LAUNCH(order_add_kernel, ceil_div<size_t>(n / 4, 256), 256, 0, gradient, ordered, *t, *order);
+    CUDA_LAUNCH(order_weights_kernel, ceil_div<size_t>(n / 8, 256), 256, 0, to, dw, *t, *layout);
+    CUDA_LAUNCH(order_add_kernel, ceil_div<size_t>(n / 4, 256), 256, 0, gradient, ordered, *t, *layout);
     device_download(got.data(), to, (int64_t)(2 * n));
     device_download(sums.data(), gradient, (int64_t)(4 * n));
     device_download(added.data(), ordered, (int64_t)(4 * n));
@@ -349,30 +349,31 @@ static void check_ordered(const char* what, const OrderedTensor* t, const HeadOr
         wrong += got[i] != (padding ? 0 : w[(size_t)from[i]]) || (!padding && added[i] != 0);
         wrong += !padding && sums[(size_t)from[i]] != 0.5f + (float)i;
     }
-    CHECK(wrong == 0, "%s, %d ranks: %lld elements are wrong", what, order->columns.ranks, (long long)wrong);
+    CHECK(wrong == 0, "%s, %d ranks: %lld elements are wrong", what, layout->columns.ranks, (long long)wrong);
     for (void* p : {(void*)dw, (void*)to, (void*)gradient, (void*)ordered}) device_free(p);
 }
 
 // Weights in the order of ranks against what ranks' rows have (head_columns_whole).
-static void check_order(const Config* c, const ParamTable* table, const int* deal, const int* ddeal,
-                        int ranks) {
+static void check_order(const Config* c, const ParamTable* table, const int* assignment,
+                        const int* device_assignment, int ranks) {
     const int dh = (int)config_head_size(c), d = (int)c->hidden_size, NH = (int)c->num_heads,
               heads = NH / ranks;
     const int gate = (int)params_column(table, P_OGATE_PROJ), R = (int)table->proj.rows, width = 16;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks), o = head_columns_of_o(c, ranks);
-    const HeadOrder order = {.columns = proj, .deal = ddeal, .gate = gate, .dh = dh, .d = d};
+    const HeadLayout layout = {
+        .columns = proj, .assignment = device_assignment, .gate = gate, .dh = dh, .d = d};
     std::vector<int> rows((size_t)R, -1); // of the ordered projection, in the model's
     size_t wide = 0;
     for (int r = 0; r < ranks; r++)
-        for (int i = 0; i < 3 * heads * dh; i++) rows[wide++] = head_columns_whole(&proj, deal, r, i);
+        for (int i = 0; i < 3 * heads * dh; i++) rows[wide++] = head_columns_whole(&proj, assignment, r, i);
     for (int r = 0; r < ranks && gate >= 0; r++)
         for (int i = 0; i < heads * dh; i++)
-            rows[(size_t)(gate + r * heads * dh + i)] = gate + head_columns_whole(&o, deal, r, i);
+            rows[(size_t)(gate + r * heads * dh + i)] = gate + head_columns_whole(&o, assignment, r, i);
     for (int p = 3; p < proj.parts; p++)
         for (int r = 0; r < ranks; r++)
             for (int i = 0; i < heads; i++)
                 rows[(size_t)(proj.part[p].column + r * heads + i)] =
-                    head_columns_whole(&proj, deal, r, proj.part[p].local + i);
+                    head_columns_whole(&proj, assignment, r, proj.part[p].local + i);
     for (int row : rows) CHECK(row >= 0, "a row of none of the tensors");
     const OrderedTensor in_proj = {P_Q_PROJ, R, matmul_padded(R), width, false},
                         o_proj = {P_O_PROJ, 3, 3, d, true};
@@ -382,9 +383,9 @@ static void check_order(const Config* c, const ParamTable* table, const int* dea
     for (int row = 0; row < 3; row++)
         for (int r = 0; r < ranks; r++)
             for (int i = 0; i < heads * dh; i++)
-                of_columns.push_back((int64_t)row * d + head_columns_whole(&o, deal, r, i));
-    check_ordered("the projection", &in_proj, &order, of_rows);
-    check_ordered("o_proj", &o_proj, &order, of_columns);
+                of_columns.push_back((int64_t)row * d + head_columns_whole(&o, assignment, r, i));
+    check_ordered("the projection", &in_proj, &layout, of_rows);
+    check_ordered("o_proj", &o_proj, &layout, of_columns);
 }
 
 // seed: of the table's row; 0: without a table.
@@ -400,10 +401,10 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
     const std::vector<int> row = random_row((int)c.num_heads, seed);
     const size_t row_bytes = row.size() * sizeof(int);
-    const int* deal = seed ? row.data() : NULL;
-    int* ddeal = seed ? (int*)device_bytes(row_bytes) : NULL;
-    if (seed) CUDA_CHECK(cudaMemcpy(ddeal, deal, row_bytes, cudaMemcpyHostToDevice));
-    if (of == OF_PROJ) check_order(&c, &table, deal, ddeal, ranks);
+    const int* assignment = seed ? row.data() : NULL;
+    int* device_assignment = seed ? (int*)device_bytes(row_bytes) : NULL;
+    if (seed) CUDA_CHECK(cudaMemcpy(device_assignment, assignment, row_bytes, cudaMemcpyHostToDevice));
+    if (of == OF_PROJ) check_order(&c, &table, assignment, device_assignment, ranks);
     const HeadRows shape = head_rows(&columns, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
     for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);
@@ -431,7 +432,7 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
           ranks, (long long)wrong, (long long)lost);
     device_free(dx);
     device_free(dblocks);
-    device_free(ddeal);
+    device_free(device_assignment);
     params_free(&table);
 }
 

@@ -33,13 +33,13 @@ static void check_shares(int64_t T, int heads, int ranks) {
 }
 
 // Every head is one rank's, in rising order within a rank. owners [ranks * heads], the ranks of heads, is written.
-static void check_deal(const int* deal, int* owners, int ranks, int heads) {
+static void check_assignment(const int* assignment, int* owners, int ranks, int heads) {
     for (int h = 0; h < ranks * heads; h++) owners[h] = -1;
     for (int at = 0; at < ranks * heads; at++) {
-        const int head = (int)sequence_dealt_head(deal, at / heads, ranks, heads, at % heads);
+        const int head = (int)sequence_assigned_head(assignment, at / heads, ranks, heads, at % heads);
         CHECK(head >= 0 && head < ranks * heads && owners[head] < 0, "head %d of %d at %d", head,
               ranks * heads, at);
-        CHECK(at % heads == 0 || deal[at - 1] < head, "head %d is not in order", head);
+        CHECK(at % heads == 0 || assignment[at - 1] < head, "head %d is not in order", head);
         owners[head] = at / heads;
     }
 }
@@ -53,33 +53,33 @@ static double largest_share(const unsigned long long* work, const int* owners, i
     return largest / all;
 }
 
-enum { DEAL_MOST = 64 };
+enum { ASSIGNED_MOST = 64 };
 
 // Work that falls by the factor `ratio` from head to head, from 10^12 on: no worse than without a table. The same
 // work of the heads in another order is shared by ranks in the same way.
 static void check_balance(int ranks, int heads, double ratio) {
-    unsigned long long work[DEAL_MOST], moved[DEAL_MOST];
-    int deal[DEAL_MOST], owners[DEAL_MOST], moved_owners[DEAL_MOST], n = ranks * heads;
+    unsigned long long work[ASSIGNED_MOST], moved[ASSIGNED_MOST];
+    int assignment[ASSIGNED_MOST], owners[ASSIGNED_MOST], moved_owners[ASSIGNED_MOST], n = ranks * heads;
     double next = 1e12;
-    for (int h = 0; h < n; h++, next *= ratio) work[h] = (unsigned long long)next, deal[h] = -1;
-    sequence_deal(deal, work, ranks, heads);
-    check_deal(deal, owners, ranks, heads);
+    for (int h = 0; h < n; h++, next *= ratio) work[h] = (unsigned long long)next, assignment[h] = -1;
+    sequence_assign_heads(assignment, work, ranks, heads);
+    check_assignment(assignment, owners, ranks, heads);
     const double share = largest_share(work, owners, ranks, n), before = largest_share(work, NULL, ranks, n);
     CHECK(share <= before, "%d heads of %d ranks: %.3f, without a table %.3f", n, ranks, share, before);
     const int step = n % 5 ? 5 : 7; // has no factor in common with n
     CHECK(n % step, "%d heads", n);
     for (int h = 0; h < n; h++) moved[h * step % n] = work[h];
-    sequence_deal(deal, moved, ranks, heads); // over the other row
-    check_deal(deal, moved_owners, ranks, heads);
+    sequence_assign_heads(assignment, moved, ranks, heads); // over the other row
+    check_assignment(assignment, moved_owners, ranks, heads);
     for (int h = 0; h < n && ratio < 1 && work[h] > 10; h++) // without ties
         CHECK(moved_owners[h * step % n] == owners[h], "head %d of %d, moved to %d", h, n, h * step % n);
 }
 
 static void test_deal(void) {
     static const unsigned long long work[] = {1000, 1000, 1000, 950, 700, 300, 120, 50, 20, 8, 3, 1};
-    int deal[12], owners[12];
-    sequence_deal(deal, work, 2, 6);
-    check_deal(deal, owners, 2, 6);
+    int assignment[12], owners[12];
+    sequence_assign_heads(assignment, work, 2, 6);
+    check_assignment(assignment, owners, 2, 6);
     const double share = largest_share(work, owners, 2, 12), before = largest_share(work, NULL, 2, 12);
     CHECK(share < 0.525 && before > 0.55, "share %.4f, without a table %.4f", share, before);
     static const int shapes[][2] = {{2, 6},  {3, 4}, {4, 3},  {6, 2}, {12, 1},
@@ -89,28 +89,28 @@ static void test_deal(void) {
     // without work the row stays; with the same work everywhere it is that without a table
     const unsigned long long none[12] = {0}, same[12] = {7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7};
     int row[12], wrong = 0;
-    memcpy(row, deal, sizeof row);
-    sequence_deal(row, none, 2, 6);
-    CHECK(memcmp(row, deal, sizeof row) == 0, "a row without work has changed");
-    sequence_deal(row, same, 3, 4);
-    for (int i = 0; i < 12; i++) wrong += row[i] != sequence_dealt_head(NULL, i / 4, 3, 4, i % 4);
+    memcpy(row, assignment, sizeof row);
+    sequence_assign_heads(row, none, 2, 6);
+    CHECK(memcmp(row, assignment, sizeof row) == 0, "a row without work has changed");
+    sequence_assign_heads(row, same, 3, 4);
+    for (int i = 0; i < 12; i++) wrong += row[i] != sequence_assigned_head(NULL, i / 4, 3, 4, i % 4);
     CHECK(wrong == 0, "%d of 12 heads", wrong);
 }
 
-// Columns that heads' ranks have of a row: each of the tensors' once, in order of heads, and no other. deal: a row of
+// Columns that heads' ranks have of a row: each of the tensors' once, in order of heads, and no other. assignment: a row of
 // the table, or NULL.
-static void check_columns(const HeadColumns* h, const int* deal, int64_t row, const int64_t* begins,
+static void check_columns(const HeadColumns* h, const int* assignment, int64_t row, const int64_t* begins,
                           const int64_t* widths, int n) {
     int* seen = (int*)xcalloc((size_t)row, sizeof *seen);
     for (int rank = 0; rank < h->ranks; rank++)
         for (int local = 0; local < h->stride; local++) {
-            const int whole = head_columns_whole(h, deal, rank, local);
+            const int whole = head_columns_whole(h, assignment, rank, local);
             CHECK((whole < 0) == (local >= h->columns) && whole < row, "column %d of rank %d is %d", local,
                   rank, whole);
             if (whole >= 0) seen[whole]++;
             // a group of eight is never of two heads where these have 64 channels, nor cut
             if (whole >= 0 && local % 8 && local < 3 * 64 * h->heads && h->parts > 0)
-                CHECK(whole == head_columns_whole(h, deal, rank, local - 1) + 1, "column %d of rank %d",
+                CHECK(whole == head_columns_whole(h, assignment, rank, local - 1) + 1, "column %d of rank %d",
                       local, rank);
         }
     int64_t expected = 0, wrong = 0, found = 0;
@@ -124,9 +124,9 @@ static void check_columns(const HeadColumns* h, const int* deal, int64_t row, co
           "%d columns of %d, %d wrong", (int)found, (int)expected, (int)wrong);
     CHECK(h->stride % HEAD_COLUMNS_ALIGN == 0 && h->stride - h->columns < HEAD_COLUMNS_ALIGN,
           "%d columns, stride %d", h->columns, h->stride);
-    const int64_t first = sequence_dealt_head(deal, 1, h->ranks, h->heads, 0);
+    const int64_t first = sequence_assigned_head(assignment, 1, h->ranks, h->heads, 0);
     for (int i = 0; i < n; i++)
-        CHECK(head_columns_whole(h, deal, 1, (int)head_columns_local(h, begins[i])) ==
+        CHECK(head_columns_whole(h, assignment, 1, (int)head_columns_local(h, begins[i])) ==
                   begins[i] + first * widths[i],
               "head %d is the first of rank 1", (int)first);
     CHECK(head_columns_local(h, row) == -1, "no such column");
@@ -172,12 +172,12 @@ static void test_columns(void) {
             const HeadColumns proj = head_columns_of_proj(&table, &c, ranks),
                               o = head_columns_of_o(&c, ranks);
             const int64_t begin = 0, width = config_head_size(&c);
-            int last_first[DEAL_MOST]; // another row of the table
+            int last_first[ASSIGNED_MOST]; // another row of the table
             for (int h = 0; h < c.num_heads; h++) last_first[h] = (int)c.num_heads - 1 - h;
-            for (int dealt = 0; dealt < 2; dealt++) {
-                const int* deal = dealt ? last_first : NULL;
-                check_columns(&proj, deal, table.proj.rows, begins, widths, (int)n);
-                check_columns(&o, deal, c.hidden_size, &begin, &width, 1);
+            for (int assigned = 0; assigned < 2; assigned++) {
+                const int* assignment = assigned ? last_first : NULL;
+                check_columns(&proj, assignment, table.proj.rows, begins, widths, (int)n);
+                check_columns(&o, assignment, c.hidden_size, &begin, &width, 1);
             }
             CHECK(o.stride == c.hidden_size / ranks, "o has no padding");
             CHECK(sequence_message_bytes(2, 50000) >= 400000, "a message holds its losses");

@@ -195,11 +195,11 @@ cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "
     local heads="--set num_heads=4 --set hidden_size=256 --set fgate_bias_init=true --set decay_time_min=2
         --set decay_time_max=65536"
     # shellcheck disable=SC2086
-    check "heads that forget apart on one" train 1 dealt.1 $long $heads
+    check "heads that forget apart on one" train 1 assigned.1 $long $heads
     # shellcheck disable=SC2086
     check "heads assigned by their work" on 2 $trainer ${tiny/--deterministic/} $long $heads --timeout 20 \
-        --out "$scratch/dealt.2" --sequence-ranks 2
-    near 2e-3 dealt.1 dealt.2
+        --out "$scratch/assigned.2" --sequence-ranks 2
+    near 2e-3 assigned.1 assigned.2
     if $trainer $tiny --fp8 --set intermediate_size=80 --dry-run >/dev/null 2>&1; then
         for ranks in 1 2; do
             # shellcheck disable=SC2086
