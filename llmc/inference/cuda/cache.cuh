@@ -210,21 +210,20 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
                 c->device_entries, n);
 }
 
-static inline bool device_cache_decodes(const DeviceCache* c, const Extension* e, int64_t sequence) {
+static inline bool device_cache_decodes(const Extension* e, int64_t sequence) {
     return e->begins[sequence + 1] - e->begins[sequence] == 1 && decode_runs();
 }
+
 // Are a sequence's rows computed in tiles, if those with long_rows rows or more are not?
-static inline bool device_cache_tiled(const DeviceCache* c, const Extension* e, int64_t sequence,
-                                      int64_t long_rows) {
-    return e->begins[sequence + 1] - e->begins[sequence] < long_rows && !device_cache_decodes(c, e, sequence);
+static inline bool device_cache_tiled(const Extension* e, int64_t sequence, int64_t long_rows) {
+    return e->begins[sequence + 1] - e->begins[sequence] < long_rows && !device_cache_decodes(e, sequence);
 }
 
 // Partial results of the sequences with fewer than long_rows rows.
 static inline int64_t device_cache_needs(const DeviceCache* c, const Extension* e, int64_t long_rows) {
     int64_t partials = 0;
     for (int64_t i = 0; i < e->sequences; i++)
-        for (int64_t row = e->begins[i]; row < e->begins[i + 1] && device_cache_tiled(c, e, i, long_rows);
-             row++)
+        for (int64_t row = e->begins[i]; row < e->begins[i + 1] && device_cache_tiled(e, i, long_rows); row++)
             partials += c->model.NH * extend_partials(c->model.window, e->lengths[i] + row - e->begins[i]);
     return partials;
 }
@@ -289,7 +288,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     int64_t longest = 0, decoded = 0; // tokens of decoded sequences: the most, and of all
     for (int64_t i = 0; i < S; i++) {
         PassRows sequence = {(int)e->begins[i], (int)e->begins[i + 1], e->slots[i], (int)e->lengths[i]};
-        bool decodes = device_cache_decodes(c, e, i);
+        bool decodes = device_cache_decodes(e, i);
         c->host.sequences[i] = sequence;
         for (int row = sequence.begin; row < sequence.end; row++) {
             PassRows own = sequence;
@@ -299,7 +298,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
         }
         if (decodes)
             c->host.num_decoded++, decoded += e->lengths[i], longest = std::max(longest, e->lengths[i]);
-        if (device_cache_tiled(c, e, i, long_rows)) device_cache_tiles(c, &sequence);
+        if (device_cache_tiled(e, i, long_rows)) device_cache_tiles(c, &sequence);
     }
     for (int64_t i = 0; i < e->outputs; i++)
         host_outputs[i] = (int32_t)e->output_rows[i], host_targets[i] = e->targets[i], host_steps[i] = 0;
