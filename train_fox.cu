@@ -13,25 +13,25 @@ the exchanges with other ranks' GPUs (llmc/exchange and llmc/sequence), which ha
 The host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss
 or gradient is not finite changes nothing on the device itself.
 */
-#include "llmc/attention/attention.cuh"
-#include "llmc/attention/cudnn.cuh"
-#include "llmc/baselines/deltanet/deltanet.cuh"
-#include "llmc/baselines/hgrn2/hgrn2.cuh"
-#include "llmc/baselines/mamba2/mamba2.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/graph.cuh"
-#include "llmc/exchange/exchange.cuh"
-#include "llmc/exchange/queued_step.cuh"
-#include "llmc/inference/cuda/extension.cuh"
-#include "llmc/layers/adamw.cuh"
-#include "llmc/layers/attention_layer.cuh"
-#include "llmc/layers/classifier.cuh"
-#include "llmc/layers/documents.cuh"
-#include "llmc/layers/embedding.cuh"
-#include "llmc/layers/swiglu.cuh"
-#include "llmc/model/gpu_models.h"
-#include "llmc/sequence/mixer.cuh"
-#include "llmc/train/train.h"
+#include "llmc/attention/attention.cuh"         // defines: attention_forward, attention_backward
+#include "llmc/attention/cudnn.cuh"             // defines: attention_cudnn_forward, attention_cudnn_backward
+#include "llmc/baselines/deltanet/deltanet.cuh" // defines: deltanet_mixer
+#include "llmc/baselines/hgrn2/hgrn2.cuh"       // defines: hgrn2_mixer
+#include "llmc/baselines/mamba2/mamba2.cuh"     // defines: mamba2_mixer
+#include "llmc/cuda/device.cuh"                 // defines: Device, Scratch, device_zeros, device_download
+#include "llmc/cuda/graph.cuh"                  // defines: PassGraph, pass_graph_run
+#include "llmc/exchange/exchange.cuh"           // defines: Exchange, exchange_*: gradients, weights
+#include "llmc/exchange/queued_step.cuh"        // defines: QueuedStep
+#include "llmc/inference/cuda/extension.cuh"    // defines: cache_*, page_bytes
+#include "llmc/layers/adamw.cuh"                // defines: adamw_update, weights_copy
+#include "llmc/layers/attention_layer.cuh"      // defines: AttentionHeads; includes Layer, Linear
+#include "llmc/layers/classifier.cuh"           // defines: classifier, logits_download
+#include "llmc/layers/documents.cuh"            // defines: documents_forward
+#include "llmc/layers/embedding.cuh"            // defines: embedding_forward, embedding_backward
+#include "llmc/layers/swiglu.cuh"               // defines: swiglu_forward, swiglu_backward
+#include "llmc/model/gpu_models.h"              // defines: gpu_check_model
+#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward and _backward
+#include "llmc/train/train.h"                   // defines: run_main; includes Config, ParamTable, Run
 
 #include <algorithm>
 #include <vector>
