@@ -442,13 +442,14 @@ full_disk() {
 
 interrupted() {
     local whom signal n=2
-    for strike in "USR1 mpirun" "TERM 1" "INT 1" ${TEST_ALL:+"USR1 0" "USR1 1" "TERM 0" "USR1 mpirun"}; do
+    for strike in "USR1 mpirun" "TERM 1" "INT 1" "INT 0" ${TEST_ALL:+"USR1 0" "USR1 1" "TERM 0" "USR1 mpirun"}; do
         local out=$scratch/interrupted
         rm -rf "$out"
         signal=${strike% *} whom=${strike#* }
         check "SIG$signal to $whom" struck $signal $whom 20 0 10 $n "$out"
         equals 75 "$(cat "$scratch/stdout")"
         equals "" "$(own "$scratch/stderr")"
+        [ "$strike" != "INT 0" ] || said "stopping all ranks after this step; mpirun may end them before" stderr
         check "a checkpoint" test "$(newest "$out")" -ge 20 -a "$(newest "$out")" -lt $long
         equals "$(newest "$out")" "$(grep -c '"event":"step"' "$out/log.jsonl")"
         goes_on $n "$out"
