@@ -77,7 +77,7 @@ def text_python(data):
         f"{largest(fox, 'paper_code', 12):.3f} after them, where two runs of this program differ by "
         f"{largest(fox, 'repeat'):.3f}: more than they do. transformer-pro's differs by "
         f"{largest(other, 'paper_code'):.3f}, two runs by {largest(other, 'repeat'):.3f}. How far the paper's code is from "
-        "itself was not measured.", "",
+        "itself was not measured ([train_beside.py](reference/train_beside.py) does it).", "",
         *table(("model", "steps", "the paper's code: mean, largest", "a second run", "a run with `--fp8`"), *rows)]
 
 

@@ -109,6 +109,7 @@ dev/reference/recurrent.py      torch $python dev/reference/recurrent.py --check
 dev/reference/make_fixtures.py  torch $python dev/reference/make_fixtures.py none
 dev/reference/make_unicode.py   run python3 dev/reference/make_unicode.py
 dev/reference/make_zarr.py      in dev/test/data/test_longcrawl64.sh
+dev/reference/train_beside.py   in dev/test/study/test_study.sh
 dev/reference/residual.py       torch $python -c "import sys; sys.path.append(\"dev/reference\"); import residual"
 '
 

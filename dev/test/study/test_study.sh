@@ -336,6 +336,29 @@ for name in ("fox", "transformer"):
 END
 rm $scratch/out/short-*
 
+# training beside other code: fox.py, on the same batches and at the same rates, has the losses of the run
+beside() { # FAMILY
+    local small="--seq-len 64 --batch-tokens 512 --shuffle false --data $scratch/stream_train_000000.bin"
+    check "$1: start" ./train_fox --model "$1-nano" --set num_hidden_layers=2 --set hidden_size=64 $small --max-steps 1 --out $scratch/start
+    check "$1: a run" ./train_fox --init $scratch/start/step_00000001 $small --micro-batch 4 --warmup-tokens 2048 --max-steps 12 \
+        --out $scratch/one
+    check "$1: beside it" $python dev/reference/train_beside.py $scratch/one --code reference --out $scratch/beside.json
+    check "$1: differences" $python -c 'import json, sys
+found = json.load(open(sys.argv[1]))["from_this_program"]
+assert list(found) == ["fox.py, run 1", "fox.py, run 2"] and list(found["fox.py, run 1"]) == ["1-12"], found
+assert all(most < 1e-3 for spans in found.values() for _, most in spans.values()), found' $scratch/beside.json
+    rm -r $scratch/start $scratch/one
+}
+if $python -c 'import torch, safetensors' 2>/dev/null; then
+    check "a stream" data/text_to_shards --tokenizer byte --out $scratch/stream llmc/layers/
+    for family in fox-pro transformer-pro; do beside $family; done
+    check "a shuffled run" ./train_fox --model fox-pro-nano --set num_hidden_layers=1 --set hidden_size=32 --seq-len 64 \
+        --batch-tokens 512 --shuffle --data $scratch/stream_train_000000.bin --max-steps 1 --out $scratch/start
+    dies "$scratch/start: did not begin with --init" $python dev/reference/train_beside.py $scratch/start --out $scratch/beside.json
+else
+    skip "training beside fox.py: no PyTorch"
+fi
+
 # tables; the page in the repository is what its results make
 check "tables" $python dev/test/study/report.py $scratch/report
 report_of() {
