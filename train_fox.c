@@ -25,6 +25,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/threads.h"                 // defines: threads_start
 #include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
 #include "llmc/exchange/mpi.h"                // defines: mpi_sum, mpi_reduce_scatter, mpi_all_gather
+#include "llmc/inference/cpu/extend.h"        // defines: Cache, cache_*, paged_attention
 #include "llmc/train/train.h"                 // defines: run_main; includes Config, ParamTable, Run, Trainer
 
 // ----------------------------------------------------------------------------
@@ -418,7 +419,8 @@ typedef struct {
 } AttentionActs;
 
 static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                  int64_t T) {
+                                  int64_t T, bool train) {
+    (void)train;
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
     int64_t R = table->proj.rows, gated = config_has_gate(config);
     ATTENTION_ACTS(ACTIVATION_ROW)
@@ -627,9 +629,9 @@ typedef struct {
 } MlpActs;
 
 static void mlp_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                            int64_t T) {
+                            int64_t T, bool train) {
     int64_t BT = B * T, I = config_mlp_size(config);
-    (void)table;
+    (void)table, (void)train;
     MLP_ACTS(ACTIVATION_ROW)
 }
 
@@ -751,8 +753,8 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     pass.B = B;
     pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T);
-    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T);
-    mlp_activations(&pass.tables[PASS_MLP], config, table, B, T);
+    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, true);
+    mlp_activations(&pass.tables[PASS_MLP], config, table, B, T, true);
     return pass;
 }
 

@@ -35,17 +35,17 @@ typedef struct Cache Cache;
 
 // What takes a block's normed residual stream back to it: attention or what may take its place, or the MLP.
 typedef struct {
-    // adds the tensors of a pass over [B, T] tokens
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
+    // adds the tensors of a pass over [B, T] tokens; `train` is false in inference
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, bool train);
     void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
     // out = residual + mixer(in)
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
     // writes din, the gradient of `in`, and adds to the weights' gradients
     void (*backward)(const Layer*, real* din, const real* dout, const real* in);
 
-    // Inference of a mixer: the states of a cache's slots, and scratch of a pass (NULL: attention, which has
-    // pages); out = in + mixer(norm(in)) of the rows of the cache's pass.
-    void (*states)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
+    // Inference of a mixer. recurrent: in inference its tensors are the states of a slot and scratch of a pass, and
+    // `forward` goes on from the states. Else: out = in + mixer(norm(in)) of the rows of the cache's pass.
+    bool recurrent;
     void (*extend)(const Layer*, Cache*, real* out, const real* in);
 } Mixer;
 

@@ -180,6 +180,11 @@ typedef struct {
                     int64_t T); // per token and layer, forward and backward, without the 6 per parameter
 } MixerInfo;
 
+// Names outside the mixer, of all but Mamba-2
+#define MIXER_NAMES                                                                                          \
+    .embeddings = "model.embeddings.weight", .layers = "model.layers", .final_norm = "model.norm.weight",    \
+    .norm = "attn_norm.weight"
+
 // ----------------------------------------------------------------------------
 // attention
 
@@ -239,13 +244,8 @@ static inline double attention_flops(const Config* c, int64_t T) {
 }
 
 static const MixerInfo attention_info = {
-    .embeddings = "model.embeddings.weight",
-    .layers = "model.layers",
-    .final_norm = "model.norm.weight",
-    .norm = "attn_norm.weight",
+    MIXER_NAMES,
     .add_params = attention_add_params,
-    .add_outside = NULL,
-    .init = NULL,
     .flops = attention_flops,
 };
 

@@ -15,7 +15,6 @@ A row of the CPU trainer's mixers.
 #pragma once
 
 #include "../shared/conv.h"
-#include "../shared/extend.h"
 #include "params.h"
 
 // clang-format off
@@ -44,27 +43,14 @@ typedef struct {
     DELTANET_ACTS(ACTIVATION_FIELD)
 } DeltaNetActs;
 
-static inline void deltanet_rows(Activations* rows, const Config* config, int64_t R, int64_t B, int64_t T,
-                                 bool train) {
+static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                        int64_t B, int64_t T, bool train) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t pieces = scan_pieces(dh), extend = !train;
+    int64_t R = table->proj.rows, pieces = scan_pieces(dh), extend = !train;
     DELTANET_ACTS(ACTIVATION_ROW)
 }
 
 #undef DELTANET_ACTS
-
-// The tensors of a training pass.
-static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                        int64_t B, int64_t T) {
-    deltanet_rows(rows, config, table->proj.rows, B, T, true);
-}
-
-// The states of all slots, of constant size, and scratch of a pass.
-static inline void deltanet_states(Activations* rows, const Config* config, const ParamTable* table,
-                                   const CacheSizes* sizes) {
-    deltanet_rows(rows, config, table->proj.rows, 1, sizes->rows, false);
-    activations_of_slots(rows, sizes->slots);
-}
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     DeltaNetActs a;
@@ -177,10 +163,6 @@ static inline void deltanet_forward(const Layer* layer, real* out, const real* i
     linear_forward(out, a.y, residual, &o_proj);
 }
 
-static inline void deltanet_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
-    mixer_extend(layer, cache, out, in, deltanet_forward);
-}
-
 // Writes din, the gradient of `in`; din first holds the gradient of y.
 static inline void deltanet_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     DeltaNetActs a = deltanet_acts(layer);
@@ -210,6 +192,5 @@ static const Mixer deltanet_mixer = {
     .activations = deltanet_activations,
     .forward = deltanet_forward,
     .backward = deltanet_backward,
-    .states = deltanet_states,
-    .extend = deltanet_extend,
+    .recurrent = true,
 };

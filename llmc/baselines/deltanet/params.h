@@ -39,12 +39,8 @@ static inline double deltanet_flops(const Config* c, int64_t T) {
 }
 
 static const MixerInfo deltanet_info = {
-    .embeddings = "model.embeddings.weight",
-    .layers = "model.layers",
-    .final_norm = "model.norm.weight",
-    .norm = "attn_norm.weight",
+    MIXER_NAMES,
     .add_params = deltanet_add_params,
-    .add_outside = NULL,
     .init = params_init_xavier,
     .flops = deltanet_flops,
 };

@@ -13,7 +13,6 @@ of the CPU trainer's mixers.
 */
 #pragma once
 
-#include "../shared/extend.h"
 #include "../shared/scan.h"
 #include "params.h"
 
@@ -39,28 +38,15 @@ typedef struct {
     HGRN2_ACTS(ACTIVATION_FIELD)
 } Hgrn2Acts;
 
-static inline void hgrn2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
+static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                     int64_t B, int64_t T, bool train) {
+    (void)table;
     int64_t BT = B * T, d = config->hidden_size, dh = config_head_size(config);
     int64_t pieces = scan_pieces(dh), extend = !train;
     HGRN2_ACTS(ACTIVATION_ROW)
 }
 
 #undef HGRN2_ACTS
-
-// The tensors of a training pass.
-static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                     int64_t B, int64_t T) {
-    (void)table;
-    hgrn2_rows(rows, config, B, T, true);
-}
-
-// The states of all slots, of constant size, and scratch of a pass.
-static inline void hgrn2_states(Activations* rows, const Config* config, const ParamTable* table,
-                                const CacheSizes* sizes) {
-    (void)table;
-    hgrn2_rows(rows, config, 1, sizes->rows, false);
-    activations_of_slots(rows, sizes->slots);
-}
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
     Hgrn2Acts a;
@@ -206,10 +192,6 @@ static inline void hgrn2_forward(const Layer* layer, real* out, const real* in, 
     linear_forward(out, a.y, residual, &o_proj);
 }
 
-static inline void hgrn2_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
-    mixer_extend(layer, cache, out, in, hgrn2_forward);
-}
-
 // Writes din, the gradient of `in`; din first holds the gradient of y.
 static inline void hgrn2_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     Hgrn2Acts a = hgrn2_acts(layer);
@@ -239,6 +221,5 @@ static const Mixer hgrn2_mixer = {
     .activations = hgrn2_activations,
     .forward = hgrn2_forward,
     .backward = hgrn2_backward,
-    .states = hgrn2_states,
-    .extend = hgrn2_extend,
+    .recurrent = true,
 };

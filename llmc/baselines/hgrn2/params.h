@@ -41,10 +41,7 @@ static inline double hgrn2_flops(const Config* c, int64_t T) {
 }
 
 static const MixerInfo hgrn2_info = {
-    .embeddings = "model.embeddings.weight",
-    .layers = "model.layers",
-    .final_norm = "model.norm.weight",
-    .norm = "attn_norm.weight",
+    MIXER_NAMES,
     .add_params = hgrn2_add_params,
     .add_outside = hgrn2_add_lower_bounds,
     .init = params_init_xavier,

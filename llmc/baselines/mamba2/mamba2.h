@@ -14,7 +14,6 @@ forward function serve a training pass and an extension, as in deltanet.h. A row
 #pragma once
 
 #include "../shared/conv.h"
-#include "../shared/extend.h"
 #include "params.h"
 
 // clang-format off
@@ -48,28 +47,15 @@ typedef struct {
     MAMBA2_ACTS(ACTIVATION_FIELD)
 } Mamba2Acts;
 
-static inline void mamba2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
+static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                      int64_t B, int64_t T, bool train) {
+    (void)table;
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads, N = config->state_size;
     int64_t C = di + 2 * N, R = di + C + NH, pieces = scan_pieces(di / NH), extend = !train;
     MAMBA2_ACTS(ACTIVATION_ROW)
 }
 
 #undef MAMBA2_ACTS
-
-// The tensors of a training pass.
-static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                      int64_t B, int64_t T) {
-    (void)table;
-    mamba2_rows(rows, config, B, T, true);
-}
-
-// The states of all slots, of constant size, and scratch of a pass.
-static inline void mamba2_states(Activations* rows, const Config* config, const ParamTable* table,
-                                 const CacheSizes* sizes) {
-    (void)table;
-    mamba2_rows(rows, config, 1, sizes->rows, false);
-    activations_of_slots(rows, sizes->slots);
-}
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {
     Mamba2Acts a;
@@ -220,10 +206,6 @@ static inline void mamba2_forward(const Layer* layer, real* out, const real* in,
     linear_forward(out, a.y, residual, &out_proj);
 }
 
-static inline void mamba2_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
-    mixer_extend(layer, cache, out, in, mamba2_forward);
-}
-
 // Writes din, the gradient of `in`.
 static inline void mamba2_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     Mamba2Acts a = mamba2_acts(layer);
@@ -255,6 +237,5 @@ static const Mixer mamba2_mixer = {
     .activations = mamba2_activations,
     .forward = mamba2_forward,
     .backward = mamba2_backward,
-    .states = mamba2_states,
-    .extend = mamba2_extend,
+    .recurrent = true,
 };

@@ -79,7 +79,6 @@ static const MixerInfo mamba2_info = {
     .final_norm = "backbone.norm_f.weight",
     .norm = "norm.weight",
     .add_params = mamba2_add_params,
-    .add_outside = NULL,
     .init = mamba2_init,
     .flops = mamba2_flops,
 };

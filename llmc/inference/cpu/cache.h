@@ -3,10 +3,10 @@ The CPU trainer's cache of sequences (llmc/model/extension.h), and attention ove
 
 Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed
 size: the last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent
-mixer keeps states alone, in a table of its own (llmc/baselines/shared/extend.h). All else is scratch of a
+mixer keeps states alone, in its own table (recurrent_extend). All else is scratch of a
 pass of R rows.
 
-Called by attention's and the recurrent mixers' `extend`, and by extend.h.
+Called by attention's `extend`, and by extend.h.
 */
 #pragma once
 
@@ -229,7 +229,7 @@ static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
 // first [slots, heads]: pages at the beginning of each head that no later query needs.
 static inline void cache_forgotten(Cache* cache, int32_t* first) {
     int64_t L = cache->layer.config->num_hidden_layers, NH = cache->layer.config->num_heads;
-    for (int64_t l = 0; l < L && !cache->mixer->states; l++) {
+    for (int64_t l = 0; l < L && !cache->mixer->recurrent; l++) {
         const CachePages of = cache_pages(cache, l);
         for (int64_t i = 0; i < cache->sizes.slots * NH; i++)
             first[(i / NH * L + l) * NH + i % NH] = (int32_t)of.sums[i].forgotten;

@@ -68,12 +68,13 @@ static inline void cache_free(Cache* cache) {
 static inline void cache_tables(Cache* cache, const Config* config, const ParamTable* params,
                                 const CacheSizes* sizes) {
     extend_activations(&cache->acts, config, sizes->rows);
-    cache->mlp->activations(&cache->of_mlp, config, params, 1, sizes->rows);
-    if (cache->mixer->states) {
-        cache->mixer->states(&cache->states, config, params, sizes);
+    cache->mlp->activations(&cache->of_mlp, config, params, 1, sizes->rows, false);
+    if (cache->mixer->recurrent) {
+        cache->mixer->activations(&cache->states, config, params, 1, sizes->rows, false);
+        activations_of_slots(&cache->states, sizes->slots);
     } else {
         cache_pages_activations(&cache->states, config, params, sizes);
-        cache->mixer->activations(&cache->of_mixer, config, params, 1, sizes->rows);
+        cache->mixer->activations(&cache->of_mixer, config, params, 1, sizes->rows, false);
     }
 }
 
@@ -123,6 +124,29 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
 // ----------------------------------------------------------------------------
 // a pass
 
+// Extends a recurrent mixer's sequences, one after the other: out = in + mixer(norm(in)), [rows, d]. Of its tensors
+// those that are kept for every layer hold the states of all slots, the others are scratch.
+static inline void recurrent_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    const Extension* e = cache->pass;
+    const int64_t d = layer->config->hidden_size;
+    const real* normed = extend_normed(layer, cache, in, P_MIXER_NORM);
+    for (int64_t s = 0; s < e->sequences; s++) {
+        const int64_t begin = e->begins[s];
+        size_t bytes;
+        Activations slot = cache->states;
+        Layer one = *layer;
+        for (int i = 0; i < slot.count; i++) {
+            char* state = cache_slot(cache, i, layer->l, e->slots[s], &bytes);
+            if (state) slot.rows[i].data = state - layer->l * slot.rows[i].bytes;
+            if (state && e->lengths[s] == 0) memset(state, 0, bytes); // an empty sequence
+        }
+        one.mixer = &slot;
+        one.B = 1;
+        one.T = e->begins[s + 1] - begin;
+        cache->mixer->forward(&one, out + begin * d, normed + begin * d, in + begin * d);
+    }
+}
+
 // Final norm, lm_head and scores of the pass's outputs, from x [rows, d], in chunks of logits.
 static inline void extend_outputs(Cache* cache, const real* x, RowScore* scores, float* logits) {
     const Extension* e = cache->pass;
@@ -169,7 +193,10 @@ static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scor
         memcpy(a.x + i * d, layer_param(&layer, P_EMBEDDINGS) + e->tokens[i] * d, (size_t)d * sizeof(real));
     real *x = a.x, *other = a.x_mid;
     for (; layer.l < layer.config->num_hidden_layers; layer.l++) {
-        cache->mixer->extend(&layer, cache, other, x);
+        if (cache->mixer->recurrent)
+            recurrent_extend(&layer, cache, other, x);
+        else
+            cache->mixer->extend(&layer, cache, other, x);
         extend_swap(&x, &other);
         if (!layer_param(&layer, P_GATE_PROJ)) continue;
         cache->mlp->forward(&layer, other, extend_normed(&layer, cache, x, P_MLP_NORM), x);
