@@ -20,7 +20,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/baselines/mamba2/mamba2.cuh"     // defines: mamba2_mixer
 #include "llmc/cuda/device.cuh"                 // defines: Device, Scratch, device_zeros, device_download
 #include "llmc/cuda/graph.cuh"                  // defines: PassGraph, pass_graph_run
-#include "llmc/exchange/exchange.cuh"           // defines: Exchange, exchange_*: gradients, weights
+#include "llmc/exchange/exchange.cuh"           // defines: Exchange, exchange_*
 #include "llmc/exchange/queued_step.cuh"        // defines: QueuedStep
 #include "llmc/inference/cuda/extension.cuh"    // defines: cache_*, page_bytes
 #include "llmc/layers/adamw.cuh"                // defines: adamw_update, weights_copy
@@ -30,7 +30,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/layers/embedding.cuh"            // defines: embedding_forward, embedding_backward
 #include "llmc/layers/swiglu.cuh"               // defines: swiglu_forward, swiglu_backward
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
-#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward and _backward
+#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward, sequence_backward
 #include "llmc/train/train.h"                   // defines: run_main; includes Config, ParamTable, Run
 
 #include <algorithm>

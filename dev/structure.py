@@ -5,12 +5,13 @@
                                                   the largest five; --rooms: only which rooms include which
 
 Rules: at most 8 parameters a function; at most 100 lines a function, __global__ kernels apart, which above 120 lines are
-named with their reason in KERNELS_OVER_120; at most 700 lines a file, 1400 a trainer, of which those sections that NOT_MODEL
-names have a fifth, and 16 files a folder; includes only down LADDER, before the first definition; no function twice in what a
-trainer includes; functions and types of llmc/ only where their file is included; initializers of more than 5 fields name them;
-only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may leave out i < N; PHRASES in comments
-no oftener than today; paths of llmc/ in comments and pages exist; counts in messages are printed by counted (counts.py). Warns,
-without failing, where a file of llmc/ has more than 500 lines, a trainer 1250, a folder 12 files.
+named with their reason in KERNELS_OVER_120; at most 700 lines a file, 1400 a trainer, of which those sections that
+NOT_MODEL names have a fifth, and 16 files a folder; includes only down LADDER, before the first definition; no function
+twice in what a trainer includes; functions and types of llmc/ only where their file is included; initializers of more than
+5 fields name them; only TOP_LEVEL at the top; at most 64 options; no `x[i] && i < N`, of which compilers may leave out i <
+N; PHRASES in comments no oftener than today; paths of llmc/ in comments and pages exist, and what is said to be defined at
+a trainer's includes; counts in messages are printed by counted (counts.py). Warns, without failing, where a file of llmc/
+has more than 500 lines, a trainer 1250, a folder 12 files.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -482,6 +483,17 @@ def check_paths(checks, root, paths):
                          f"names {name}, which does not exist")
 
 
+def check_defines(checks, texts, codes):
+    """Names behind `// defines:` at an include, NAME or PREFIX_*, are in that file or in those that it includes."""
+    for path in TRAINERS:
+        for number, line in enumerate(texts.get(path, "").split("\n"), 1):
+            match = re.match(r'#include "([^"]*)" *// defines: (.*)', line)
+            words = " ".join(codes[p] for p in included(match[1], codes)) if match else ""
+            for name in re.findall(r"\w+", match[2].replace("; includes", "")) if match else []:
+                whole = not re.search(rf"\b{name}\*", line)
+                checks.check(re.search(rf"\b{name}" + r"\b" * whole, words), path, number, f"{match[1]} defines no {name}")
+
+
 def check_top_level(checks, paths):
     for name in sorted({p.split("/")[0] for p in paths}):
         checks.check(name in TOP_LEVEL, name, 1, "not among what the top level holds")
@@ -598,6 +610,7 @@ def main(arguments):
     check_initializers(checks, codes)
     check_bounds(checks, codes)
     check_phrases(checks, texts)
+    check_defines(checks, texts, codes)
     check_paths(checks, root, paths)
     check_top_level(checks, paths)
     check_includes(checks, root, codes)

@@ -171,6 +171,11 @@ printf '# Of one\n' >"$tree/data/tool.sh"
 printf 'def f():\n    %s""Of two"""\n' '"' >"$tree/data/tool.py"
 broken llmc/base/base.h:2 "/^Of / is 3 times in comments, at most 1: the subject first"
 checker ''
+printf '#include "llmc/base/base.h" // defines: one, on_*; includes two\n' >"$tree/train_fox.cu"
+printf 'int one, on_off; // two\n' >"$tree/llmc/base/base.h"
+broken train_fox.cu:1 "llmc/base/base.h defines no two"
+printf 'int one, on_off, two;\n' >"$tree/llmc/base/base.h"
+check "what an include defines" run
 { lines 79; section "inference (llmc/model)" 21; } >"$tree/train_fox.cu"
 broken train_fox.cu:1 "21 of 100 lines are in sections that are not the model, at most a fifth"
 touch "$tree"/llmc/base/{1..16}.h
