@@ -98,6 +98,7 @@ dev/reference/bench_cpu.sh             here
 dev/reference/bench_cpu.py             torch $python dev/reference/bench_cpu.py --steps 1 --batch 1 --attention naive
 dev/identical.sh             all dev/identical.sh $scratch/corpus_train_000000.bin ./train_fox ./train_fox
 dev/structure.py             in dev/test/test_structure.sh
+dev/counts.py                in dev/structure.py
 dev/cuda/bench_forgetting.py run python3 dev/cuda/bench_forgetting.py --help
 dev/fuzz/run.sh              all dev/fuzz/run.sh 0.2
 dev/reference/accuracy.py       torch $python dev/reference/accuracy.py --fp8 --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1 --vocab-size 300 --draws 1
@@ -292,7 +293,7 @@ esac'
 
 targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')
 there=$(printf '%s\n' $targets
-    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.sh scripts/*/*.py scripts/*/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/*/*/*.py dev/fuzz/*.sh |
+    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.sh scripts/*/*.py scripts/*/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/*/*/*.py dev/fuzz/*.sh dev/reference/*.sh |
         grep -v '^dev/test/')
 rows=$(awk 'NF { print $1 }' <<<"$table")
 equals "rows that are missing, or of nothing: " \
