@@ -236,6 +236,8 @@ check "the first lines" plan --model fox-pro-nano
 equals "memory time checkpoint" "$(grep -v '^ ' $scratch/stdout | sed '/^$/,$d' | awk '{ print $1 }' | paste -sd ' ')"
 equals 0 "$(grep -c hidden_size $scratch/stdout)"
 hours=$(planned)
+check "one token" plan --model fox-pro-nano --seq-len 1 --batch-tokens 1 --max-tokens 1 --warmup-tokens 0
+said "  1 token: 1 micro-batch of 1 sequence"
 check "config" plan config --model fox-pro-nano
 equals "memory 1" "$(head -n 1 $scratch/stdout | awk '{ print $1 }') $(grep -c '"hidden_size": 128' $scratch/stdout)"
 check "with held-out data" plan --model fox-pro-nano --val-data none

@@ -88,6 +88,11 @@ numbers() {
     check "one rank" run 0 $short "$out/alone" --val-data "$shards/part_2.bin" --val-every 8
     for n in "$@"; do
         check "$n ranks" run $n $short "$out/$n" --val-data "$shards/part_2.bin" --val-every 8
+        case $n in
+        1) ;;
+        4 | 5) said "$n ranks with 1 to 2 micro-batches a step" ;;
+        *) said "$n ranks with $((6 / n)) micro-batches a step" ;;
+        esac
         equals "" "$(own "$scratch/stderr")"
         agree $short "$out/$n" "$out/alone" $tolerance
         equals 3 "$(grep -c '"validation"' "$out/$n/log.jsonl")"
