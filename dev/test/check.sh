@@ -76,3 +76,15 @@ differ() { if [ -f "$1" ] && [ -f "$2" ] && ! cmp -s "$1" "$2"; then pass; else 
 
 # equals WANT GOT: the two strings are the same
 equals() { if [ "$1" = "$2" ]; then pass; else fail "expected '$1', got '$2'"; fi; }
+
+# trainer_files: begins a test of $trainer, ./train_fox or TRAIN_FOX, with an empty $scratch and cli_files.py's files in
+# it, of which $shards are the shards; $python may run in another folder
+trainer_files() {
+    trainer=${TRAIN_FOX:-./train_fox} shards=$scratch/files/shards
+    rm -rf "$scratch"
+    mkdir -p "$scratch"
+    python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+    [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
+    check "make the files" files make "$scratch/files"
+}
+files() { "$python" dev/test/cli_files.py "$@"; }

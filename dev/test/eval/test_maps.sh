@@ -3,14 +3,9 @@
 # numpy, safetensors and matplotlib are installed, the pictures of maps.py. Tests ./train_fox, or TRAIN_FOX.
 scratch=build/test/maps
 . dev/test/check.sh
-trainer=${TRAIN_FOX:-./train_fox}
 sanitized=${TRAIN_FOX:-build/test/train_fox_sanitized}
 export OMP_NUM_THREADS=2
-
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
-shards=$scratch/files/shards
+trainer_files
 tiny="--set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
 batches="--seq-len 200 --batch-tokens 200 --max-steps 0 --data $shards/text.bin"
 check "a model" "$trainer" --model fox-pro-nano $tiny --set fgate_bias_init=true $batches --out "$scratch/out"

@@ -3,14 +3,9 @@
 # samples, stop strings. Tests ./train_fox, or the program that TRAIN_FOX names; errors also with sanitizers.
 scratch=build/test/requests
 . dev/test/check.sh
-trainer=${TRAIN_FOX:-./train_fox}
 sanitized=${TRAIN_FOX:-build/test/train_fox_sanitized}
 export OMP_NUM_THREADS=1
-
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
-shards=$scratch/files/shards
+trainer_files
 tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
 batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128 --lr 0.02"
 check "make a text" python3 dev/test/eval/requests.py text "$scratch" - -

@@ -3,12 +3,8 @@
 # and takes all others. Tests ./train_fox, or TRAIN_FOX.
 scratch=build/test/modes
 . dev/test/check.sh
-trainer=${TRAIN_FOX:-./train_fox}
 export OMP_NUM_THREADS=1
-
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+trainer_files
 text=$scratch/files/shards/text.bin
 train="$trainer --model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2
     --set intermediate_size=32 --seq-len 16 --batch-tokens 64 --max-tokens 128 --data $text"

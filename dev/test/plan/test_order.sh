@@ -3,17 +3,8 @@
 # Tests ./train_fox, or TRAIN_FOX.
 scratch=build/test/order
 . dev/test/check.sh
-
-trainer=${TRAIN_FOX:-./train_fox}
-shards=$scratch/files/shards
 export OMP_NUM_THREADS=1
-
-rm -rf "$scratch"
-mkdir -p "$scratch"
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-[ -x "$trainer" ] || { fail "$trainer is not built"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
-check "make the files" files make "$scratch/files"
+trainer_files
 tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32"
 run() { "$trainer" "$@"; }
 

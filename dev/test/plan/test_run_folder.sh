@@ -3,12 +3,8 @@
 # its end, and records of options that are others today.
 scratch=build/test/run_folder
 . dev/test/check.sh
-
 export OMP_NUM_THREADS=1
-trainer=${TRAIN_FOX:-./train_fox}
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+trainer_files
 data="--data $scratch/files/shards/text.bin"
 tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32
     --seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"

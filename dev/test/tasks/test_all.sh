@@ -3,12 +3,8 @@
 # named. Tests ./train_fox, or TRAIN_FOX.
 scratch=build/test/all
 . dev/test/check.sh
-trainer=${TRAIN_FOX:-./train_fox}
 export OMP_NUM_THREADS=2
-
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+trainer_files
 data=$scratch/files/shards/text.bin
 tiny="--set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
 for model in fox-pro hgrn2; do
