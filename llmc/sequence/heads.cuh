@@ -19,8 +19,8 @@ q, k, v or o, or up to eight heads' gate logits. Called by sequence.cuh. An erro
 // blocks, Tn rows in whole rows.
 typedef struct {
     struct {
-        bf16 *block, *whole; // NULL: left out
-        int heads;           // number of the rank whose heads these are
+        bf16 *block, *whole;
+        int heads; // number of the rank whose heads these are
     } of[SEQUENCE_MAX_RANKS];
     int64_t block_stride;
 } HeadBlocks;
@@ -41,7 +41,7 @@ __global__ static void __launch_bounds__(256)
     const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = blocks.of[blockIdx.y].heads;
     const int row = n / a.chunks, local = a.first + n % a.chunks * HEAD_COLUMNS_ALIGN, b = row / a.Tn,
               t = row % a.Tn;
-    if (n >= a.count || !blocks.of[blockIdx.y].block) return;
+    if (n >= a.count) return;
     bf16* at = blocks.of[blockIdx.y].block + b * blocks.block_stride + (int64_t)t * a.columns.stride + local;
     bf16* x = blocks.of[blockIdx.y].whole + row * a.x_stride;
     int part = 0;
