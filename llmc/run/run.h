@@ -5,8 +5,11 @@ of them:
     CommandLine   options given, and what to do with them             command_line_parse (command/mode.h)
     World         the ranks (llmc/ranks/world.h)                      world_identify, world_connect
     RunFolder     lock on --out and its checkpoints                   run_folder_open
-    Run           a checkpoint, options completed from it, config,    run_configure
-                  parameter table, batches, steps
+    Run           a checkpoint, options and config from it,           run_configure: run_find_start,
+                  options completed by mode and recipe,               run_complete_options,
+                  the group of ranks, parameter table,                run_plan_group,
+                  checked options,                                    run_check_options,
+                  batches, steps                                      run_plan
 
 With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
 need not see its folder.
@@ -433,48 +436,45 @@ static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_si
 // Suggested tokens of a micro-batch on a GPU
 enum { RUN_GPU_TOKENS = 16384 };
 
-// Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
-// one being 0; if there is none from that of --resume-from, or from the start. suggested_tokens: size of a
-// micro-batch that suits the trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
-static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
-                                 int candidate, int64_t suggested_tokens, Error* err) {
-    Recipe recipe;
-    memset(run, 0, sizeof *run);
-    run->mode = line->mode;
-    run->world = world;
-    run->lock = folder->lock;
-    if (candidate < folder->count || line->options.resume_from) {
-        if (candidate < folder->count)
-            checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
-        else
-            resume_branch(run, line->options.resume_from);
-        if (!run_read_checkpoint(run, line, err)) return false;
-        resume_check_data_order(run);
-        resume_check_model(run, line);
-        recipe = config_nearest_recipe(&run->config); // of options that are not recorded
-        options_apply_recipe(&run->before, &recipe);
-        resume_check_branch(run);
-    } else {
+// Sets options, config and recipe: those of the checkpoint in `folder` of index `candidate`, the newest one being 0; if
+// there is none those of --resume-from, or of the command line. Fails if the checkpoint is damaged.
+static inline bool run_find_start(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
+                                  Recipe* recipe, Error* err) {
+    if (candidate >= folder->count && !line->options.resume_from) {
         run->options = line->options;
-        init_find(&run->options, run->init, world->rank == 0);
-        run->config = model_choose(&run->options, NULL, &recipe);
+        init_find(&run->options, run->init, run->world->rank == 0);
+        run->config = model_choose(&run->options, NULL, recipe);
         run->state.seed = run->options.seed;
+        return true;
     }
-    const Options* o = &run->options;
-    if (o->vocab && run_reads_bytes(run))
+    if (candidate < folder->count)
+        checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
+    else
+        resume_branch(run, line->options.resume_from);
+    if (!run_read_checkpoint(run, line, err)) return false;
+    resume_check_data_order(run);
+    resume_check_model(run, line);
+    *recipe = config_nearest_recipe(&run->config); // of options that are not recorded
+    options_apply_recipe(&run->before, recipe);
+    resume_check_branch(run);
+    return true;
+}
+
+// Completes the options: first by the mode, then by the recipe.
+static inline void run_complete_options(Run* run, const Recipe* recipe) {
+    if (run->options.vocab && run_reads_bytes(run))
         die("--vocab: this model reads bytes: leave it out, or begin one with --set vocab_size=50257");
-    if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
-    bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
-    if (eval) run_complete_eval(run);
+    if (run->mode == RUN_EVAL) run_complete_eval(run);
     if (run_reads_sequences(run)) run_complete_inference(run);
-    options_apply_recipe(&run->options, &recipe);
-    if (run_reads_sequences(run)) run->options.batch_tokens = o->seq_len;
-    run_plan_group(run);
-    suggested_tokens *= o->sequence_ranks;
-    if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
-    run->table = params_build_for(&run->config, run_ranks(run));
-    run->shard = params_shard(&run->table, world->rank, run_ranks(run));
-    if (world->size > 1) run_check_ranks(run);
+    options_apply_recipe(&run->options, recipe);
+    if (run_reads_sequences(run)) run->options.batch_tokens = run->options.seq_len;
+}
+
+// Ends the program with a message if the mode lacks an option, or does not go with one.
+static inline void run_check_options(const Run* run, const CommandLine* line) {
+    Error err;
+    const Options* o = &run->options;
+    if (run->world->size > 1) run_check_ranks(run);
     if (run_reads_sequences(run) && !o->init)
         die("--%s: with which model? give --init DIR, a checkpoint", run->mode == RUN_GENERATE   ? "generate"
                                                                      : run->mode == RUN_REQUESTS ? "requests"
@@ -487,14 +487,42 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");
     if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
     if (!mode_option(line)) mode_check_samples(line, o);
-    if (run->mode == RUN_TRAIN && o->out && !options_check(o, err)) die("%s", err->msg);
-    if (eval) {
+    if (run->mode == RUN_TRAIN && o->out && !options_check(o, &err)) die("%s", err.msg);
+}
+
+// Plans batches and, but for --eval, steps.
+static inline void run_plan(Run* run, int64_t suggested_tokens) {
+    if (run->mode == RUN_EVAL) {
         run_plan_eval(run, suggested_tokens);
-    } else {
-        run_plan_batches(run, suggested_tokens);
-        schedule_check(o);
-        run_plan_steps(run);
+        return;
     }
+    run_plan_batches(run, suggested_tokens);
+    schedule_check(&run->options);
+    run_plan_steps(run);
+}
+
+// Makes the run of a command line, as run_find_start says from where. suggested_tokens: size of a micro-batch that
+// suits the trainer. Returns false, with *err, if the checkpoint is damaged; other errors end the program with a
+// message. Free with run_free, also on error.
+static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
+                                 int candidate, int64_t suggested_tokens, Error* err) {
+    Recipe recipe;
+    const Options* o = &run->options;
+    memset(run, 0, sizeof *run);
+    run->mode = line->mode;
+    run->world = world;
+    run->lock = folder->lock;
+    if (!run_find_start(run, line, folder, candidate, &recipe, err)) return false;
+    const bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET; // before a recipe sets it
+    run_complete_options(run, &recipe);
+    run_plan_group(run);
+    if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
+    suggested_tokens *= o->sequence_ranks;
+    if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
+    run->table = params_build_for(&run->config, run_ranks(run));
+    run->shard = params_shard(&run->table, world->rank, run_ranks(run));
+    run_check_options(run, line);
+    run_plan(run, suggested_tokens);
     if (run_resumed(run)) resume_check_end(run);
     return true;
 }
