@@ -97,7 +97,7 @@ static inline bool checkpoint_verify_files(const char* folder, int files, BlockL
                                            Error* err) {
     const Json* j = list->record;
     int node = json_get(j, 0, "checksums");
-    if (node < 0) return true; // of an older version
+    if (node < 0) return true;
     bool valid = json_is(j, node, JSON_OBJECT) &&
                  json_int64(j, json_get(j, node, "block_bytes"), &list->block_bytes) &&
                  list->block_bytes >= 4 && list->block_bytes % 4 == 0 &&
@@ -118,7 +118,7 @@ static inline bool checkpoint_verify_files(const char* folder, int files, BlockL
 }
 
 // Verifies blocks i with i % parts == part of both files of a checkpoint whose trainer.json is `record`.
-// False names the file and the bytes. True for a checkpoint of an older version, without checksums. world may
+// False names the file and the bytes. True for a checkpoint without checksums. world may
 // be NULL.
 static inline bool checkpoint_verify(const char* folder, const Json* record, int part, int parts,
                                      World* world, Error* err) {

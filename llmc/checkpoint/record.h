@@ -6,8 +6,8 @@ Checksums at its end cover the files of tensors, config.json and trainer.json it
     "checksums": {"block_bytes": 67108864, "model.safetensors": ["0123456789abcdef", ...],
                   "optimizer.safetensors": [...], "config.json": "0123456789abcdef", "trainer.json": "..."}
 
-The last one is of trainer.json itself, up to the comma before it. Older versions had no "checksums", or
-only those of the two large files.
+The last one is of trainer.json itself, up to the comma before it. A record from which "checksums" was taken, to
+edit a checkpoint by hand, is read unchecked.
 
 Called by write.h, and to load by run.h, which parses the record of a checkpoint to resume, and by read.h.
 */
@@ -49,7 +49,7 @@ static inline void checkpoint_put_state(JsonWriter* w, const TrainerState* s) {
 #define CHECKPOINT_RECORD_END ",\n    \"trainer.json\": \"%s\"\n  }\n}\n"
 
 // Fails unless the text of a trainer.json matches the checksum at its end. One that names neither of the two
-// last checksums is of an older version, and is not checked: one flipped bit cannot hide both.
+// last checksums has none, and is not checked: one flipped bit cannot hide both.
 static inline bool checkpoint_check_record(const char* path, const char* text, size_t bytes, Error* err) {
     static const char own[] = "\"trainer.json\": \"", config[] = "\"config.json\": \"";
     char end[64], hex[17];
@@ -68,7 +68,7 @@ static inline bool checkpoint_check_config(const char* path, const char* text, s
                                            const Json* record, Error* err) {
     const int node = json_get(record, json_get(record, 0, "checksums"), "config.json");
     uint64_t want;
-    if (node < 0) return true; // of an older version
+    if (node < 0) return true;
     if (hex64_parse(json_string(record, node), &want) && checksum(text, bytes, 0) == want) return true;
     return fail(err, "%s: is damaged: does not match its checksum in trainer.json", path);
 }
@@ -95,7 +95,7 @@ static inline bool checkpoint_parse_state(const char* path, const char* text, si
     checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
     checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
     checkpoint_read_count(record, data, "position", &state->position, &bad);
-    state->sequences = 0; // which older versions did not record
+    state->sequences = 0;
     if (json_get(record, data, "sequences") >= 0)
         checkpoint_read_count(record, data, "sequences", &state->sequences, &bad);
     if (!bad && (!json_int64(record, json_get(record, 0, "seed"), &state->seed) || state->seed < 0))
