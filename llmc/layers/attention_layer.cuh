@@ -7,7 +7,7 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 #include "layer.cuh"
 #include "output_gate.cuh"
 
-// The shape of all heads over the layer's tokens.
+// Shape of all heads over the layer's tokens
 static inline HeadShape attention_shape_of(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
     return {.B = layer->B,
@@ -21,7 +21,8 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
             .doc_start = layer->doc_start};
 }
 
-// Describes how q, k and v get from proj to attention, but for the tensors of a pass.
+// Sets which of shift, QK norm and RoPE q, k and v have between proj and attention; the caller sets the pass's
+// tensors.
 static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
@@ -39,13 +40,13 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->rope = k->rope = layer->config->use_rope;
 }
 
-// The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
+// Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no dproj.
 static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind);
     return proj && column >= 0 ? proj + column : NULL;
 }
 
-// The columns of the output gate in dproj's FP8 tensor.
+// The output gate's columns in dproj's FP8 tensor
 static inline Fp8Tensor attention_dgate8(const Layer* layer) {
     Fp8Tensor columns = layer_in_proj(layer).fp8.dout;
     if (params_column(layer->table, P_OGATE_PROJ) < 0) return Fp8Tensor{};
@@ -67,21 +68,21 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
 }
 
 // ----------------------------------------------------------------------------
-// what attention computes per head over whole sequences: shift, QK norm, RoPE, gate, bounds, attention itself
+// the heads' part: what is computed per head over whole sequences (shift, QK norm, RoPE, gate, bounds, attention)
 
-// Some heads of the layer, and their weights.
+// Some heads of the layer and their weights: all, or with shared sequences the rank's
 typedef struct {
-    HeadShape shape;          // its row_stride that of the heads' proj, whose columns follow
-    HeadPath paths[3];        // of q, k and v, but for the tensors of a pass
-    int64_t gate;             // column of the forget gate's logits; -1: there are none
+    HeadShape shape;          // row_stride is that of the heads' rows of proj
+    HeadPath paths[3];        // q, k and v, without the pass's tensors
+    int64_t gate;             // column of the forget gate's logits in proj; -1: there are none
     const float* gate_bias;   // [NH]; NULL: no gate
     float* gate_dbias;        // its gradient
     unsigned long long* kept; // [NH] as Pruning's head_kept
     Fp8Tensor dqkv8;          // as qkv_backward's
-    SideStream* gate_stream;  // of the gate's gradient, beside those of q, k and v; NULL: the main stream
+    SideStream* gate_stream;  // the gate's gradient beside that of q, k, v; NULL: the main stream
 } AttentionHeads;
 
-// All of them.
+// All heads of the layer
 static inline AttentionHeads attention_heads(const Layer* layer) {
     AttentionHeads heads = {.shape = attention_shape_of(layer),
                             .gate = params_column(layer->table, P_FGATE_PROJ),
@@ -93,7 +94,7 @@ static inline AttentionHeads attention_heads(const Layer* layer) {
     return heads;
 }
 
-// What the trainer has for some heads of a layer (train_fox.cu). Its activations are the first of the mixer's table.
+// The trainer's functions of the heads' part (train_fox.cu). Its activations come first in the mixer's table.
 typedef struct {
     void (*activations)(Activations*, const Config*, const HeadShape*, Recompute);
     void (*init)(const Layer*, const HeadShape*); // once after their allocation
