@@ -340,10 +340,11 @@ sanitize-gpu: $(GPU_TESTS) test_foxcu ## run the GPU tests under compute-sanitiz
 bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 	for b in $(GPU_BENCHES); do $$b || exit 1; done
 
-# The kernels' tests and benchmarks as far as PTX, to see that they compile
+# Each header alone, and the kernels' tests and benchmarks, as far as PTX, to see that they compile
 GPU_SOURCES = $(foreach n,$(notdir $(GPU_TESTS) $(GPU_BENCHES)),$(wildcard $(GPU_DIRS:=/$n.cu) dev/cuda/$n.cu))
 cuda-check-tests: $(HF_MODELING)
 	$(NEED_NVCC)
+	printf '%s\n' $(CUDA_HEADERS) | xargs -P 2 -I{} $(NVCC) -std=c++17 -D_GNU_SOURCE -ptx -G -w -arch=compute_80 -x cu {} -o /dev/null
 	printf '%s\n' $(GPU_SOURCES) | xargs -P 2 -I{} $(NVCC) -std=c++17 -D_GNU_SOURCE -ptx -arch=compute_80 \
 	    -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -Werror all-warnings {} -o /dev/null
 
