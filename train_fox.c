@@ -589,8 +589,8 @@ static const Mixer attention_mixer = {
 };
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
-// llmc/baselines/ and a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a folder
+// of llmc/baselines/, a row here and one in its mixers.h.
 
 static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");

@@ -192,7 +192,7 @@ static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16*
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, shape, layer->stream);
 }
 
-// Writes dproj from dout, the gradient of o; o is read where delta is NULL.
+// Writes dproj from dout, the gradient of o. delta, per head sum(dout * o), is NULL where o gives it.
 static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16* dproj, const bf16* proj,
                            const bf16* dout, const bf16* o, const float* delta) {
     const HeadActs a = head_acts(layer);
@@ -272,7 +272,7 @@ static const Mixer attention_mixer = {
 // The same where ranks share sequences, with their exchange before and behind the heads (llmc/sequence)
 static const AttentionFunctions attention_functions = {head_activations, heads_init, heads_forward,
                                                        heads_backward};
-static const Mixer shared_attention_mixer = {
+static const Mixer sequence_attention_mixer = {
     .eager = true,
     .sums_on_main = true,
     .check = attention_mixer_check,
@@ -285,8 +285,8 @@ static const Mixer shared_attention_mixer = {
 };
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
-// llmc/baselines/ and a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a folder
+// of llmc/baselines/, a row here and one in its mixers.h.
 
 static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
@@ -377,7 +377,7 @@ typedef struct Model {
     Exchange* exchange;     // with other ranks; NULL: alone
     SequenceMixer sequence; // where ranks share sequences
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
-    bool weights_in_flight; // new: the passes have not waited yet for those of all ranks, nor made them FP8
+    bool weights_in_flight; // since an update, until a forward pass has waited for those of all ranks
     bool with_fp8;          // trains with --fp8
     Fp8State* fp8;          // NULL: all GEMMs in bf16
     ParamChunks chunks;     // the update's work list
@@ -437,7 +437,7 @@ static Acts pass_acts(const Pass* pass, int64_t l) {
 }
 
 static const Mixer* model_mixer(const Model* model) {
-    return sequence_ranks(&model->sequence) > 1 ? &shared_attention_mixer : mixers[model->config.mixer];
+    return sequence_ranks(&model->sequence) > 1 ? &sequence_attention_mixer : mixers[model->config.mixer];
 }
 
 static Layer model_layer(Model* model, const Pass* pass, int64_t l) {

@@ -117,7 +117,7 @@ static inline bool checkpoint_verify_files(const char* folder, int files, BlockL
     return true;
 }
 
-// Verifies blocks i with i % parts == part of both files of a checkpoint whose trainer.json is `record`.
+// Verifies blocks i with i % parts == part of both safetensors files of a checkpoint whose trainer.json is `record`.
 // False names the file and the bytes. True for a checkpoint without checksums. world may
 // be NULL.
 static inline bool checkpoint_verify(const char* folder, const Json* record, int part, int parts,

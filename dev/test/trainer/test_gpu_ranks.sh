@@ -146,7 +146,7 @@ shared() {
     for model in fox-pro fox-llama transformer-pro transformer-llama transformer-swa; do
         check "$model on one" train 1 "$model.1" --model $model-nano
         check "$model, sequences on two" train 2 "$model.2" --model $model-nano --sequence-ranks 2
-        said "2 ranks in groups of 2, which share sequences: 128 tokens and 1 head a rank; groups with 12 to 12 micro-batches"
+        said "2 ranks in groups of 2, which share sequences: 128 tokens and 1 head a rank; groups with 12 micro-batches"
         near 2e-3 "$model.1" "$model.2"
     done
     check "its share of attention" grep -q '"attention_share": *0\.[5-9]' "$scratch/fox-pro.2/log.jsonl"
@@ -218,12 +218,12 @@ shared_groups() {
     local tiny="$tiny --set num_heads=4 --set hidden_size=256"
     check "on one" train 1 groups.1
     check "two groups of two" train 4 groups.2 --sequence-ranks 2
-    said "4 ranks in groups of 2, which share sequences: 128 tokens and 2 heads a rank; groups with 6 to 6 micro-batches"
+    said "4 ranks in groups of 2, which share sequences: 128 tokens and 2 heads a rank; groups with 6 micro-batches"
     near 2e-3 groups.1 groups.2
     check "again" train 4 groups.2again --sequence-ranks 2
     same_weights groups.2 groups.2again
     check "a group of four" train 4 groups.4 --sequence-ranks 4
-    said "4 ranks in groups of 4, which share sequences: 64 tokens and 1 head a rank; groups with 12 to 12 micro-batches"
+    said "4 ranks in groups of 4, which share sequences: 64 tokens and 1 head a rank; groups with 12 micro-batches"
     near 2e-3 groups.1 groups.4
     check "again, --recompute block" train 4 groups.4block --sequence-ranks 4 --recompute block
     same_weights groups.4 groups.4block
