@@ -173,9 +173,9 @@ __device__ static inline void sm90_backward_lse_producer(typename F::Shared& sha
     }
 }
 
-// ---------------------------------------------------------------------------- dq_semaphore: thread blocks
-// add to a tile of dq in a fixed order, from the diagonal down, which is about the order in which they reach
-// it. For each tile:
+// ----------------------------------------------------------------------------
+// dq_semaphore: thread blocks add to a tile of dq in a fixed order, from the diagonal down, which is about
+// the order in which they reach it. For each tile:
 //
 //     acquire_dq   spins until the tile's counter says that all blocks before this one have added
 //     consumers    wait for dq_ready, add, arrive on dq_added
@@ -436,7 +436,8 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
     //     S^T = acc_init + K Q^T of the first step
     //     for each tile of queries, from the diagonal to `last`; for each step of it:
     //         issue dP^T = -delta + V dO^T;  wait S^T                  in flight: dK of the step before, dP^T
-    //         P^T = 2^(S^T scale - gate), in the diagonal block with the causal mask;  window: mask
+    //         diagonal block: scale, gate, causal mask;  window: mask
+    //         P^T = 2^(S^T scale - gate), in the diagonal block 2^(S^T)
     //         dh 64:  wait dK;   issue dV += P^T dO;  wait dP^T        in flight: dV
     //         dh 128: wait dK, dP^T
     //         first step: arrive empty (the tile before);  dS^T = P^T dP^T as bf16, also to shared memory
