@@ -377,7 +377,7 @@ typedef struct Model {
     Exchange* exchange;     // with other ranks; NULL: alone
     SequenceMixer sequence; // where ranks share sequences
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
-    bool weights_in_flight; // since an update, until a forward pass has waited for those of all ranks
+    bool weights_in_flight; // no pass has waited for other ranks' new weights, or made FP8 copies, yet
     bool with_fp8;          // trains with --fp8
     Fp8State* fp8;          // NULL: all GEMMs in bf16
     ParamChunks chunks;     // the update's work list
