@@ -8,7 +8,8 @@ Copies between rows of all heads and rows of one rank's heads, where ranks share
     heads_join        whole rows from blocks; other columns stay as they are
 
 A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block: 16 bytes of
-q, k, v or o, or up to eight heads' gate logits. Called by sequence.cuh. An error of CUDA ends the program.
+q, k, v or o, or up to eight heads' gate logits. Called by sequence.cuh, for gate logits alone: copy engines move all
+else. An error of CUDA ends the program.
 */
 #pragma once
 
