@@ -165,7 +165,7 @@ static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
 typedef struct {
     Linear linear;
     const bf16* dout;
-    void (*then)(const Layer*, cudaStream_t); // called when it is queued on a stream; NULL: nothing follows
+    void (*then)(const Layer*, cudaStream_t); // queues what follows the gradient on its stream; NULL: nothing
 } DeferredWeight;
 
 static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
@@ -191,7 +191,7 @@ static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16
     linear_backward_weight(dout, x, linear, &w->matmul);
 }
 
-// The same when the input x of a deferred gradient is recomputed.
+// The same for a deferred gradient, once its input x is there; w->then follows on the same stream.
 static inline void deferred_weight_gradient(const Layer* layer, const DeferredWeight* w, const bf16* x) {
     weight_gradient(layer->weight_stream, w->dout, x, &w->linear);
     if (w->then) w->then(layer, layer->weight_stream->side.stream);
