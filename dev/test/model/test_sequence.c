@@ -75,7 +75,7 @@ static void check_balance(int ranks, int heads, double ratio) {
         CHECK(moved_owners[h * step % n] == owners[h], "head %d of %d, moved to %d", h, n, h * step % n);
 }
 
-static void test_deal(void) {
+static void test_assignment(void) {
     static const unsigned long long work[] = {1000, 1000, 1000, 950, 700, 300, 120, 50, 20, 8, 3, 1};
     int assignment[12], owners[12];
     sequence_assign_heads(assignment, work, 2, 6);
@@ -253,7 +253,7 @@ int main(void) {
     check_shares(1 << 20, 24, 8);
     check_shares(96, 12, 12);
     test_chunks();
-    test_deal();
+    test_assignment();
     test_columns();
     test_refused();
     test_contexts();
