@@ -313,9 +313,8 @@ static void bench_tiles(int64_t T, int64_t NH) {
     x.forward(true, NULL);
     attention_delta((float*)x.scratch, x.dout, x.o, &x.shape, 0);
     int all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    printf("\nT %lld, %lld heads: tokens of a tile, shared memory of an SM, of a thread block of "
-           "dq and "
-           "dkv, their\nthread blocks an SM, milliseconds, TFLOP/s\n",
+    printf("\nT %lld, %lld heads: tokens of a tile, shared memory of an SM, of a thread block of dq and dkv, "
+           "their\nthread blocks an SM, milliseconds, TFLOP/s\n",
            (long long)T, (long long)NH);
     for (int percent : {-1, (100 << 10) * 100 / all}) bench_tile<64>(x, percent), bench_tile<32>(x, percent);
 }

@@ -106,8 +106,8 @@ static inline const char* shard_first_not_finite(const ParamTable* table, const 
     return NULL;
 }
 
-// Draws the initial weights of the rank's shard into w, floats or doubles; rank 0 tells how far it is. A value depends only on the
-// seed, on the tensor's layer and kind, and on its index in the tensor.
+// Draws the initial weights of the rank's shard into w, floats or doubles; rank 0 shows the progress. A value
+// depends only on the seed, on the tensor's layer and kind, and on its index in the tensor.
 static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
                                 const Config* config, uint64_t seed) {
     Progress progress; // of large models
