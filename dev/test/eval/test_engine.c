@@ -22,11 +22,12 @@ static void on_end(Sequence* s) {
     ended++;
 }
 
-static World watched; // of a rank for which others wait
+static World watched;                                   // of a rank for which others wait
+static const Trainer* engine_trainer = &cached_trainer; // of engine_of
 
 static Engine engine_of(Model* model, const CacheSizes* sizes) {
     Engine g;
-    CHECK(engine_open(&g, &cached_trainer, model, &model->config, sizes, &watched), "the engine opens");
+    CHECK(engine_open(&g, engine_trainer, model, &model->config, sizes, &watched), "the engine opens");
     g.on_token = on_token, g.on_end = on_end;
     return g;
 }
@@ -211,6 +212,70 @@ static void check_greedy(const char* name, int64_t generated) {
     for (int i = 0; i < COUNT; i++) free(all[i].tokens.data);
     free(logits), free(prompt);
     engine_close(&g);
+    model_free(&model);
+}
+
+static int64_t in_steps; // steps that were not the only one of their extension
+
+// An extension of several steps, as the GPU trainer has them.
+static void extend_in_steps(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
+    enum { MOST = 8 };
+    int32_t tokens[MOST];
+    int64_t lengths[MOST];
+    Draw draws[MOST];
+    Extension one = *e;
+    one.steps = 1;
+    cache_extend(cache, &one, scores, logits);
+    if (e->steps == 1) return;
+    assert(extension_decodes(e) && e->sequences <= MOST);
+    in_steps += e->steps;
+    one.tokens = tokens, one.lengths = lengths;
+    if (e->draws) one.draws = (Draw*)memcpy(draws, e->draws, (size_t)e->outputs * sizeof(Draw));
+    for (int64_t step = 1; step < e->steps; step++) {
+        for (int64_t i = 0; i < e->sequences; i++) {
+            tokens[i] = scores[(step - 1) * e->outputs + i].drawn;
+            lengths[i] = e->lengths[i] + step;
+            if (e->draws) draws[i].counter++;
+        }
+        cache_extend(cache, &one, scores + step * e->outputs, NULL);
+    }
+}
+
+// Passes of up to 4 steps give the tokens of passes of one, with pages for all steps or not.
+static void check_steps(const char* name) {
+    enum { COUNT = 6, PROMPT = 5, MOST = PROMPT + 300 };
+    Model model = variant_model(name, 1, 4);
+    const int64_t heads = engine_heads(&model.config);
+    Sequence all[3][COUNT], *order[COUNT];
+    Trainer stepping = cached_trainer;
+    stepping.pass_steps = 4, stepping.extend = extend_in_steps;
+    memset(all, 0, sizeof all);
+    for (int run = 0; run < 3; run++) {
+        const int64_t pages = run < 2 ? COUNT * pages_of(MOST) : pages_of(MOST) + 1;
+        const CacheSizes sizes = {COUNT, MOST, pages * heads, 16, COUNT, false};
+        if (run > 0) engine_trainer = &stepping;
+        Engine g = engine_of(&model, &sizes);
+        g.end_of_text = -1; // never drawn
+        for (int i = 0; i < COUNT; i++) {
+            Sequence* s = order[i] = &all[run][i];
+            int32_t* prompt = random_tokens(&model, PROMPT, (uint64_t)i);
+            for (int t = 0; t < PROMPT; t++) token_buffer_add(&s->tokens, (uint32_t)prompt[t]);
+            s->most_tokens = i < 2 ? MOST - PROMPT : 20 + 3 * i;
+            s->sampling = (SamplerSettings){i % 2 ? 1.0 : 0.0, 0, 1, 0, (uint64_t)i};
+            if (i == 2) s->owner = s; // which stops it in the middle of an extension
+            free(prompt);
+        }
+        in_steps = ended = 0;
+        engine_add(&g, order, COUNT);
+        run_engine(&g);
+        CHECK(ended == COUNT && (in_steps > 0) == (run > 0), "%s: %lld sequences ended, %lld steps", name,
+              (long long)ended, (long long)in_steps);
+        if (run > 0) check_same(name, all[run], all[0], COUNT);
+        engine_close(&g);
+    }
+    engine_trainer = &cached_trainer;
+    for (int run = 0; run < 3; run++)
+        for (int i = 0; i < COUNT; i++) free(all[run][i].tokens.data);
     model_free(&model);
 }
 
@@ -406,6 +471,8 @@ int main(void) {
     for (int i = 0; i < NUM_VARIANTS; i++) check_greedy(variants[i].name, 60);
     check_greedy("transformer-swa", 400);
     check_greedy("fox-pro window_size=30", 200);
+    check_steps("fox-pro");
+    check_steps("mamba2");
     check_forgetting();
     check_reused("fox-pro num_heads=1");
     check_reused("fox-pro num_heads=1 use_rope=true");
