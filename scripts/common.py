@@ -323,7 +323,8 @@ def new_folder(path):
         yield part
         part.rename(path)
     except OSError as e:
-        raise Error(f"{path}: cannot write: {e.strerror}")
+        of = f"{e.filename}: " if e.filename else ""  # perhaps a file that it is filled from
+        raise Error(f"{path}: cannot write: {of}{e.strerror}")
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

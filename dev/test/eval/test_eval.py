@@ -366,6 +366,9 @@ class TestNeedle(Case):
             with fox.new_folder(self.tmp / "full") as part:
                 for name in "ab":
                     (part / name).write_text("text")
+        with self.assertRaisesRegex(fox.Error, "full: cannot write: in/text: Permission denied"):
+            with fox.new_folder(self.tmp / "full"):
+                raise PermissionError(13, "Permission denied", "in/text")
         self.assertEqual(sorted(self.tmp.iterdir()), before)
         arguments[-3] = 10**6
         self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new")
