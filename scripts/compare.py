@@ -193,7 +193,8 @@ def differing(dictionaries):
 
 def all_settings(runs):
     """
-    Returns three lists, an element a run: its settings in one dictionary, with false for switches that it lacks; the keys that it was given, others being a model's own; the keys that options do not have.
+    (settings, given, derived). A run's settings are one dictionary, with false for switches that it lacks; `given` are the
+    keys that it was given, others being its model's own; `derived` are the keys that options do not have, of all runs.
     """
     options, configs = zip(*(run.settings() for run in runs))
     partial = {key for key in ("recipe", "data_fingerprint")  # options and config have what a recipe decides

@@ -6,7 +6,6 @@ import math
 import statistics
 
 import plan
-from common import paired
 from measures import NONE, PAIR, SEEDS, TRAINED, error_of, loss_beyond, loss_within, reach_ratio, table
 
 FOX, OTHER = PAIR

@@ -1,6 +1,6 @@
 /*
 A progress line on stderr for a long job: amount done, rate, percentage and estimated time left. Used by the
-programs under data/.
+programs under data/, and by a run for its initial weights, validations, --eval and --maps.
 
 On a terminal the line is updated in place four times a second. Elsewhere, for example in a log file, a new
 line is printed every ten seconds. A job shorter than a second prints nothing.

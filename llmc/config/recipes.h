@@ -46,7 +46,8 @@ typedef struct {
 #define ICLR_TOKENS 48318382080 // 45 Gi
 
 // ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview, before Pro
-// blocks; its models of 760m also had QK norm in one variant (qk_norm=true). The rates of its recurrent models are not known.
+// blocks; its models of 760m also had QK norm in one variant (qk_norm=true). The rates of its recurrent models
+// are not known.
 // clang-format off
 static const RecipeRow recipe_rows[] = {
     //  recipe            size     families                                tokens       head  peak lr  end

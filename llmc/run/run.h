@@ -291,8 +291,8 @@ static inline int64_t run_rank_batches(const Run* run) {
     return (run->micro_batches + run_groups(run) - 1) / run_groups(run);
 }
 
-// A micro-batch of at most `most` sequences: a divisor of the step's sequences S, of those with which the
-// busiest group of ranks has the fewest sequences the largest.
+// Chooses the micro-batch, a divisor of the step's sequences S and at most `most`, that minimizes the sequences
+// of the busiest group of ranks; on a tie, the largest.
 static inline int64_t run_choose_micro_batch(int64_t S, int64_t most, int64_t groups) {
     int64_t best = 1, best_load = S;
     for (int64_t B = 1; B <= most && B * groups <= S; B++) {

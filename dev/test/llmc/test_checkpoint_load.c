@@ -20,7 +20,7 @@ static void seal(const char* path) {
     free(text);
 }
 
-// Makes a trainer.json one of a version that had checksums of the tensors alone.
+// Leaves a trainer.json the checksums of the tensors alone.
 static void drop_own_checksums(const char* path) {
     edit(path, "\"config.json\": \"", "\"config\": \"");
     edit(path, "\"trainer.json\": \"", "\"trainer\": \"");

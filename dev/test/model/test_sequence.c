@@ -97,8 +97,8 @@ static void test_assignment(void) {
     CHECK(wrong == 0, "%d of 12 heads", wrong);
 }
 
-// Columns that heads' ranks have of a row: each of the tensors' once, in order of heads, and no other. assignment: a row of
-// the table, or NULL.
+// Columns that heads' ranks have of a row: each of the tensors' once, in order of heads, and no other.
+// assignment: a row of the table, or NULL.
 static void check_columns(const HeadColumns* h, const int* assignment, int64_t row, const int64_t* begins,
                           const int64_t* widths, int n) {
     int* seen = (int*)xcalloc((size_t)row, sizeof *seen);
