@@ -3,17 +3,15 @@ The tables and the picture of packed documents, with and without walls, in STUDY
 """
 import statistics
 
-import plan
 from common import MIN_PAIRS, counted, paired
-from measures import NONE, PAIR, by_package, error_of, table
+from measures import NONE, PAIR, by_package, table
 
 SEEDS, WALLS = range(11, 14), {"": "without", "-walls": "with"}  # of the runs short-MODEL[-walls]_SEED
 
 
 class Packed:
-    def __init__(self, lines, results, rates, corpus):
-        """rates: results with those that diverged."""
-        self.lines, self.results, self.rates, self.corpus = lines, results, rates, corpus
+    def __init__(self, results, corpus):
+        self.results, self.corpus = results, corpus
 
     def pairs(self):
         """runs_of the seeds that have all four."""
@@ -77,35 +75,6 @@ class Packed:
                     cells.append("{:+.4f} ({:+.4f} to {:+.4f})".format(mean, *by_package(values, packages, weights)))
             rows.append((seed, *cells))
         return table(("seed", *(f"gain of {name} (95% by package)" for name in PAIR), "the first minus the second"), *rows)
-
-    def table_packed_octaves(self):
-        found = self.pairs()
-        rows = [] if found else [(NONE, *[""] * 5)]
-        ends = found[0][PAIR[0], ""]["intact"]["octaves"] if found else ()
-        for k, (begin, end) in enumerate(zip([0, *ends], ends)):
-            of = [{key: r["intact"]["by_octave"][k] for key, r in runs.items()} for runs in found]
-            targets = found[0][PAIR[0], ""]["intact"]["octave_targets"][k]
-            if not targets:
-                continue
-            gains = [[o[name, ""] - o[name, "-walls"] for o in of] for name in PAIR]
-            rows.append((f"{begin + 1:,} to {end:,}" if end > begin + 1 else end, f"{targets:,}",
-                         f"{statistics.fmean(o[PAIR[1], ''] for o in of):.3f}",
-                         *(error_of(values) for values in (*gains, [a - b for a, b in zip(*gains)]))))
-        return table(("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
-                      "the first minus the second"), *rows)
-
-    def table_packed_runs(self):
-        rows = []
-        for line in self.lines:
-            r = self.results.get(line.name)
-            if plan.corpus_of(line) != "short":
-                continue
-            rows.append((line.name, f"{r['lr']:g}", r["seed"], f"{r['intact']['loss_mean']:.4f}",
-                         f"{statistics.fmean(r['intact']['documents']):.4f}", f"{r['val_loss']:.4f}",
-                         f"{60 * r['validations'][-1]['hours']:.1f}") if r else
-                        (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
-                         self.rates.get(line.name, {}).get("diverged", NONE), "", "", ""))
-        return table(("run", "lr", "seed", "intact, a token", "intact, mean of documents", "stream as trained", "minutes"), *rows)
 
     def draw(self, plots, path):
         """By position in a document: what walls gain either model, and the lead of one over the other with and without."""

@@ -30,9 +30,6 @@ from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, T
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
-COLUMNS = ("lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned", "step below 3", "below 2",
-           "GPU, version")
-
 
 class Report:
     def __init__(self, lines, results, corpora, sets):
@@ -42,10 +39,8 @@ class Report:
         self.with_diverged = results  # with those that diverged
         results = {name: r for name, r in results.items() if "diverged" not in r}
         self.all_lines, self.all_results = lines, results
-        self.packed = Packed(lines, results, self.with_diverged, corpora["short"])
+        self.packed = Packed(results, corpora["short"])
         self.packages = [d["package"] for d in corpus["held"]["documents"]]
-        self.bytes = sum(d["bytes"] for d in corpus["held"]["documents"])
-        self.tokens = corpus["document_tokens"] * len(self.packages)
         unknown = sorted(set(self.with_diverged) - {line.name for line in lines})
         if unknown:
             raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
@@ -153,33 +148,21 @@ class Report:
         return [*table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows),
                 *(["", f"Beside the second: {beside} (exploratory)."] if beside else [])]
 
-    def row_of(self, name, r):
-        bits = r["eval"]["loss_mean"] / math.log(2) * self.tokens / self.bytes
-        minutes = f"{60 * r['validations'][-1]['hours']:.1f}{'' if alone(r) else ', shared'}"
-        pruned = r.get("pruned_by_layer")
-        return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
-                f"{loss_beyond(r):.4f}", f"{bits:.4f}", minutes,
-                f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "", first_below(r, 3), first_below(r, 2),
-                f"{gpu_of(r).removeprefix('NVIDIA ').split()[0]}, {r['version']}")
-
-    def table_runs(self):
-        rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
-                (line.name, plan.rate_of(line), plan.option(line, "--seed"),
-                 self.with_diverged.get(line.name, {}).get("diverged", NONE), *[""] * 8)
-                for line in self.lines if line.measures != "edge" or line.name in self.results]
-        return table(("run", *COLUMNS), *collapsed(rows, 3))
-
     def best_of(self, group):
         """The run of the best learning rate of lr_GROUP_*; None: not known yet."""
         rate = plan.best_lr(group, self.lines, self.with_diverged)
         return rate and self.results[f"lr_{group}_{rate}"]
 
     def table_families(self):
-        shown = [COLUMNS.index(name) + 1 for name in ("lr", "validation", "1 to 16K", "16K to 64K", "minutes", "step below 3")]
-        best = {group: self.best_of(group) for group in self.groups()}
-        rows = [(group, *([self.row_of(group, r)[k] for k in shown] if r else (NONE, *[""] * (len(shown) - 1))))
-                for group, r in best.items()]
-        return table(("model", *(COLUMNS[k - 1] for k in shown)), *collapsed(rows, 1))
+        rows = []
+        for group in self.groups():
+            cells = [NONE, *[""] * 5]
+            if r := self.best_of(group):
+                minutes = f"{60 * r['validations'][-1]['hours']:.1f}{'' if alone(r) else ', shared'}"
+                cells = [f"{r['lr']:g}", *(f"{loss:.4f}" for loss in (r["val_loss"], loss_within(r), loss_beyond(r))), minutes,
+                         first_below(r, 3)]
+            rows.append((group, *cells))
+        return table(("model", "lr", "validation", "1 to 16K", "16K to 64K", "minutes", "step below 3"), *collapsed(rows, 1))
 
     def repeats(self, name):
         """[(run, its repeat)] of one of the main pair, over seeds."""

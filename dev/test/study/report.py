@@ -75,7 +75,7 @@ found = {tuple(row[:2]): row[2:] for row in rows(page, "paper_code_python")}
 assert found["fox-pro", "31 to 40"] == ["+0.0112, 0.0232", "-0.0020, 0.0042", "-0.0061, 0.0361"], found
 assert "differs by 0.087 at most, in steps 1 to 12, and by 0.023 after them, where two runs of this program differ by 0.004" in page
 first_screen = " ".join(Path("README.md").read_text().split()[:400])
-for words in ("0.014 at most over 100 steps of C files, where repeats differ by 0.013", "0.087 in one step and 0.023 after"):
+for words in ("0.014 at most over 100 steps of C files (repeats: 0.013)", "0.087 in one step, by 0.023 after"):
     assert words in first_screen, (words, first_screen)
 for row in rows(Path("dev/STUDY.md").read_text(), "primary")[2:4]:  # the losses, as the README's caption has them
     mean, low, high = (x.strip("-") for x in (row[2], *row[3].split(" to ")))
@@ -135,8 +135,6 @@ assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.250
 assert variants["7 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
 assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first[2].endswith("0 of 256"), first
-run_row = next(row for row in rows(page, "runs") if row[0] == "fox-pro_11")
-assert run_row[3:6] == ["1.9000", "1.9000", "2.8000"] and run_row[7:11] == ["60.0", "60%", "3,264", "3,904"], run_row
 
 # nothing is claimed before all five pairs, or where one diverged; hours are those of repeats, on GPUs of one kind, each alone
 def changed(name, **members):
@@ -175,7 +173,6 @@ for r in (*elsewhere, fp8, alone):
 shared = changed("transformer-pro_12_repeat", shared_gpu=True)
 assert run().returncode == 0
 assert rows(PAGE.read_text(), "primary")[4][1] == "4"
-assert next(row for row in rows(PAGE.read_text(), "runs") if row[0] == "transformer-pro_12_repeat")[7] == "120.0, shared"
 write(shared)
 
 # the same results give the same bytes; another corpus, and a run that is not in the list, are errors
@@ -224,7 +221,6 @@ assert row[7:9] == ["87.5", "no run yet"] and left[:2] == ["46 runs", "no run ye
 if "no matplotlib" not in done.stdout:
     picture = (FOLDER / "study/mqar.svg").read_text()
     assert "fox-pro, lr 0.002" in picture and "0.005" not in picture  # the better one of the two
-assert all(row[0] != task["name"] for row in rows(PAGE.read_text(), "runs"))
 
 # gates: what the registered rules say. Plain gates: two of three seeds learn it; T = 2 never, 16 in all seeds; a bias moves
 # by 2.0 where the sum of the rates is 1.0
@@ -284,11 +280,6 @@ assert "With walls the loss of fox-pro is 0.0600 nats lower than that of transfo
 assert [row[2] for row in found[1:]] == ["+0.0200", "+0.0600", "-0.1000", "-0.0600", "-0.0400"], found
 assert rows(PAGE.read_text(), "packed_documents")[2][1:] == \
     ["+0.0100 (+0.0100 to +0.0100)", "+0.0600 (+0.0600 to +0.0600)", "-0.0500 (-0.0500 to -0.0500)"]
-assert rows(PAGE.read_text(), "packed_octaves")[2:] == [
-    ["1", f"{DOCUMENTS:,}", "9.000", "+0.0000 ± 0.0000", "+0.0000 ± 0.0000", "+0.0000 ± 0.0000"],
-    ["2", "5,000", "2.600", "+0.0200 ± 0.0058", "+0.0600 ± 0.0058", "-0.0400 ± 0.0058"]]
-assert rows(PAGE.read_text(), "packed_runs")[3][:7] == ["short-fox-pro-walls_11", "0.002", "11", "2.4900", "3.4900", "3.0000", "3.0"]
-assert all(not row[0].startswith("short") for row in rows(PAGE.read_text(), "runs"))
 (RESULTS / "short-fox-pro_12.json").unlink()
 assert run().returncode == 0 and rows(PAGE.read_text(), "packed")[2][1:] == ["2", "-0.0450", "", ""]
 write({**packed("short-fox-pro_12", 12, 2.5), "corpus": corpus["name"]})
