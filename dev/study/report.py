@@ -24,7 +24,7 @@ import paper_code
 import pictures
 import plan
 from common import Parser, counted, paired, run, write_file
-from measures import (NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
+from measures import (CROSSED, NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
                       cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
                       mean_share, reach_ratio, rms, table)
 from packed import Packed
@@ -187,7 +187,8 @@ class Report:
         for name in PAIR:
             noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(name)] or [math.nan])
             for line in self.lines:
-                run, first = self.results.get(line.name), self.results.get(line.name.replace("again_", "confirm_"))
+                run, command = self.results.get(line.name), line.name.removeprefix("again_")
+                first = self.results.get(f"confirm_{command}") or self.results.get(command)
                 if line.name.startswith(f"again_{name}_") and run and first:
                     yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
                                 f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats "
@@ -288,6 +289,15 @@ class Report:
 
     def table_pairs(self):
         return self.table_beside((PAIR, *OTHER_PAIRS))
+
+    def table_crossed(self):
+        return self.table_beside(CROSSED)
+
+    def table_window(self):
+        """Transformers beyond the training length as they are, and with a window of this length."""
+        rows = [(r["name"], f"{loss_beyond(r):.4f}", f"{loss_beyond({'eval': r['window']}):.4f}")
+                for r in self.results.values() if r.get("window")]
+        return table(("run", "16K to 64K", "with a window of 16,384"), *(rows or [(NONE, "", "")]))
 
     def table_fp8(self):
         found = paired([a["val_loss"] - b["val_loss"] for a, b in self.both("fox-pro-fp8", "fox-pro")] or [math.nan])

@@ -313,7 +313,8 @@ class Job:
                           "--val-data", f"{self.shards(self.task)}_val_*.bin")
 
     def measure(self):
-        """Losses by position and document; of `all` also what the gates forget at each checkpoint, and the tasks."""
+        """Losses by position and document, of a Transformer also cut to its training length; of `all` also what the gates
+        forget at each checkpoint, and the tasks."""
         if self.task:
             self.measure_task()
             return
@@ -321,6 +322,9 @@ class Job:
         if self.line.measures == "short":
             data = f"{self.options.corpus}_intact_train_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
+        if plan.corpus_of(self.line) == "long" and plan.option(self.line, "--model").startswith("transformer"):
+            self.optional("window.json", trainer, "--init", self.run_folder, "--set",
+                          f"window_size={plan.option(self.line, '--seq-len')}", "--eval", "OUT", "--val-data", data)
         if not plan.all_of(self.line):
             return
         if plan.option(self.line, "--model").startswith("fox"):
