@@ -117,7 +117,7 @@ data=$(list_data "$@")
 background() {
     "$@" &
     child=$!
-    echo $child >"$state/$i/child"
+    [ "$1" = flock ] || echo $child >"$state/$i/child" # a trainer
     [ -z "$stopping" ] || kill -USR1 $child
     while :; do # a signal ends `wait` before the child does
         wait $child
