@@ -172,7 +172,7 @@ static inline Counted counted_range(int64_t least, int64_t most, const char* nou
     const Counted all = counted(most, noun);
     if (least == most) return all;
     Counted c;
-    snprintf(c.text, sizeof c.text, "%lld to %.40s", (long long)least, all.text);
+    snprintf(c.text, sizeof c.text, "%lld to %.39s", (long long)least, all.text);
     return c;
 }
 

@@ -76,6 +76,9 @@ static void test_counted(void) {
              counted(2, "step").text, counted(3, "rank").text, 1LL, plural(1, "answer").text,
              counted_range(2, 2, "batch").text, counted_range(0, 1, "batch").text);
     CHECK(strcmp(line, "1 step, 2 steps, 3 ranks; 1 answer; 2 batches, 0 to 1 batch") == 0, "%s", line);
+    const Counted longest = counted_range(INT64_MIN, INT64_MAX, "training sequence");
+    CHECK(strcmp(longest.text, "-9223372036854775808 to 9223372036854775807 training sequences") == 0, "%s",
+          longest.text);
 }
 
 static void test_duration(void) {
