@@ -77,6 +77,8 @@ END
 
     dies "--recipe iclr: the run in $out/step_00000006 has submission" \
         run --resume-from "$out/step_00000006" --recipe iclr --out "$scratch/branch"
+    check "a run without a recipe" run --model fox-pro-nano $small --data "$shards/text.bin" --out "$scratch/preset" --max-steps 1
+    dies "--recipe iclr: the run in $scratch/preset has none, which cannot change" run --recipe iclr --resume --out "$scratch/preset"
 }
 
 recipes
