@@ -117,7 +117,8 @@ def draw_maps(path, tensors, heads):
         drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
         plots.heat_map(axes[1][column], drawn, "attention", extent=extent, vmin=SHOWN, vmax=1,
                        cmap=plots.MARKS)
-        life = f"{half_life:,.0f} tokens" if half_life >= 10 else f"{half_life:.2g} tokens"
+        life = f"{half_life:,.0f}" if half_life >= 10 else f"{half_life:.2g}"
+        life += " token" if life == "1" else " tokens"
         title = f"layer {layer}, head {head}: F\nhalf-life {life}"
         axes[0][column].set(title=title, ylabel="query i")
         axes[1][column].set(title=f"attention over {SHOWN}", xlabel="key j", ylabel="query i")

@@ -9,7 +9,8 @@ warnings="-Wall -Wextra -Wshadow -Werror -fopenmp -D_GNU_SOURCE -fsyntax-only"
 # alone HEADER...: prints the first that the compiler says of each
 alone() {
     for header; do
-        echo "#include \"$header\"" | cc -std=gnu11 $warnings -xc - 2>&1 | grep -m 1 'error:' | sed "s|^|$header alone: |"
+        said=$(echo "#include \"$header\"" | cc -std=gnu11 $warnings -xc - 2>&1) ||
+            echo "$header alone: $(echo "$said" | grep -m 1 'error:' || echo "$said" | tail -n 1)"
     done
 }
 export warnings
