@@ -25,7 +25,7 @@ class Missing(Exception):
 def text(report):
     """Lines of Markdown."""
     sentences = []
-    for finding in (rates, recall, overwritten, gates, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
+    for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
                     other_pairs, variants, recurrent, pruning, half_lives):
         try:
             sentences.append(f"- {finding(report)}")
@@ -97,12 +97,11 @@ def rates(report):
     first, second = best[FOX][:2]
     noise = rms(require([a["val_loss"] - b["val_loss"] for a, b in report.repeats(FOX)]))
     cost = [losses[name][RECIPE] - losses[name][best[name][0]] for name in PAIR]
-    leads = ", ".join(f"{losses[FOX][rate] - losses[OTHER][rate]:+.3f} at {rate}" for rate in common)
     return (f"**Learning rates,** one seed. {FOX} is best at {first} and {second}, which differ by "
             f"{losses[FOX][second] - losses[FOX][first]:.4f} nats, two runs of one command by {noise:.4f} (rms); {OTHER} at "
             f"{best[OTHER][0]}. The rate of the paper's repository for small models, {RECIPE}, costs {cost[0]:.3f} and "
-            f"{cost[1]:.3f} nats here; a step has an eighth of its tokens. {FOX} minus {OTHER} at the same rate: {leads} ([other "
-            f"measures](#where-the-lead-is)). On another seed: {again_on(report, losses)}.")
+            f"{cost[1]:.3f} nats here; a step has an eighth of its tokens ([equal rates](#where-the-lead-is)). On "
+            f"another seed: {again_on(report, losses)}.")
 
 
 def again_on(report, losses):
@@ -161,16 +160,6 @@ def overwritten(report):
             f"{shares} ([below](#overwritten-keys-from-scratch)).")
 
 
-def gates(report):
-    """The verdicts on the gates that recall needs."""
-    mqar, over = (from_scratch.Gates(f"gate-{task}", report.all_lines, report.with_diverged) for task in ("mqar", "over"))
-    require(any(mqar.runs(block, "plain")[0] for block in mqar.groups))
-    return ("**Gates that recall needs,** data of which no token is seen twice. Is plain gates' failure on MQAR only a delay? "
-            f"{'; '.join(map(mqar.delay, mqar.groups))}. All gates that begin at one length learn MQAR in all seeds from: "
-            f"{'; '.join(map(mqar.enough, mqar.groups))}; overwritten keys from: {'; '.join(map(over.enough, over.groups))} "
-            "([below](#gates-that-recall-needs)).")
-
-
 def packed(report):
     runs = require(report.packed.pairs())
     lead = {walls: [of[FOX, walls]["intact"]["loss_mean"] - of[OTHER, walls]["intact"]["loss_mean"] for of in runs]
@@ -185,28 +174,22 @@ def by_context(report):
     inside = require([k for k, context in enumerate(contexts) if context + targets <= TRAINED])
     at = {k: [f[k] - t[k] for f, t in means] for k in inside}
     growth = [last - first for first, last in zip(at[inside[0]], at[inside[-1]])]
-    spans = {last: differences for _, last, _, differences in lead.octaves(report)}
-    where = "".join(f"; {statistics.fmean(spans[last]):+.3f} at positions {last // 2 + 1:,} to {last:,}"
-                    for last in (8, 64, 1024, TRAINED) if last in spans)
     return ("**Lead and context,** within the training length. Difference of the loss of the same targets behind "
             f"{' and '.join(f'{contexts[k]:,}' for k in inside)} tokens: "
             f"{' and '.join(f'{statistics.fmean(at[k]):+.3f}' for k in inside)} nats; what the longer context adds to it: "
-            f"{verdict(growth)}{where} ([all octaves](#where-the-lead-is)).")
+            f"{verdict(growth)} ([by octave](#where-the-lead-is)).")
 
 
 def by_step(report):
     both = pairs(report)
-    steps = [v["step"] for v in both[0][0]["validations"]]
+    steps = lead.early(report)
     loss = lambda r, step: next((v["loss"] for v in r["validations"] if v["step"] == step), None)
     found = [[(loss(f, step), loss(t, step)) for f, t in both] for step in steps]
     require(all(None not in losses for row in found for losses in row))
     means = ", ".join(f"{statistics.fmean(f - t for f, t in row):+.3f}" for row in found)
-    quarters = lead.early(report)
-    ratios = ", ".join(f"{require(lead.ratio(both, step, 'step')):.2f}" for step in quarters)
     return ("**Lead and length of training.** Difference of the validation loss after "
-            f"{', '.join(f'{step:,}' for step in steps)} steps: {means}. To the losses "
-            f"that {OTHER} has after {', '.join(f'{step:,}' for step in quarters)} steps {FOX} takes {ratios} times as many. What a "
-            "longer run leaves of either was not measured.")
+            f"{', '.join(f'{step:,}' for step in steps)} steps: {means} ([in steps](#where-the-lead-is)). What a longer run "
+            "leaves of it was not measured.")
 
 
 def near(report):
@@ -246,14 +229,11 @@ def hours(report):
     both = require([pair for pair in pairs(report, "_repeat") if reach_ratio(*pair) is not None])
     mean = lambda ratios: math.exp(statistics.fmean(require(ratios)))
     time, steps = (mean([reach_ratio(*pair, by) for pair in both]) for by in ("hours", "step"))
-    early = lead.early(report)[:-1]
-    before = [require(lead.ratio(both, step, "hours")) for step in early]
     gpus = " and ".join(sorted({gpu_of(f) for f, _ in both}))
     return (f"**GPU-hours.** To the same validation loss {FOX} takes {time:.2f} times the GPU-hours of {OTHER} "
             f"([whether this is claimed](#primary-comparisons)): {steps:.2f} times the steps, each {time / steps:.2f} times as "
-            f"long. To the losses that {OTHER} has after {', '.join(f'{step:,}' for step in early)} steps: "
-            f"{', '.join(f'{ratio:.2f}' for ratio in before)}. Geometric means of {counted(len(both), 'pair')} of repeats on {gpus}, both "
-            "models trained by this program.")
+            f"long ([to earlier losses](#where-the-lead-is)). Geometric means of {counted(len(both), 'pair')} of repeats on "
+            f"{gpus}, both models trained by this program.")
 
 
 def beyond(report):
@@ -262,7 +242,7 @@ def beyond(report):
     fox, other = (statistics.fmean(pair[k][-1] - pair[k][-2] for pair in means) for k in range(2))
     return (f"**A context longer than in training.** From {contexts[-2]:,} to {contexts[-1]:,} tokens in front of the same "
             f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE with base "
-            f"500,000, and nothing done to extend it). The lead of {FOX}: {require(lead.cut_sentence(report))}.")
+            f"500,000, and nothing done to extend it).")
 
 
 def beside(report, models):

@@ -3,6 +3,7 @@ Tables and a picture of the tasks that small models learn from scratch: a row a 
 have not.
 """
 import math
+import statistics
 
 import plan
 from common import counted
@@ -26,22 +27,21 @@ def lines_of(task, lines):
 
 
 def rows_of_task(task, lines, results, data):
-    """Titles; steps to each share of REACHED, last loss, and accuracy, also on each data set TASK_*, in percent, of each
-    run that has learned something. results: also those that diverged."""
+    """Titles; steps to each share of REACHED, and accuracy at the end and the lowest one of the data sets TASK_*, in
+    percent, of each run that has learned something. results: also those that diverged."""
     names = [*plan.tests_of(task, data)]
-    rows = [("run", "lr", "seed", *(f"step of {share:.0%}" for share in REACHED), "loss, nats", "at the end",
-             *(name.removeprefix(f"{task}_").replace("_", ", ") for name in names))]
+    rows = [("run", "lr", *(f"step of {share:.0%}" for share in REACHED), "at the end", f"lowest of {counted(len(names), 'test')}")]
     mine = lines_of(task, lines)
     for line in mine:
         r = results.get(line.name)
         if r and stays_below(r, names):
             continue
         if r and "diverged" in r:
-            rows.append((line.name, plan.rate_of(line), plan.option(line, "--seed"), "diverged", *[""] * (len(rows[0]) - 4)))
+            rows.append((line.name, plan.rate_of(line), "diverged", *[""] * (len(rows[0]) - 3)))
         elif r:
-            rows.append((line.name, f"{r['lr']:g}", r["seed"], *(first_step(r["validations"], s) for s in REACHED),
-                         f"{r['val_loss']:.3f}", percent(r["validations"][-1]["accuracy"]),
-                         *(percent(r["tests"].get(name, {}).get("accuracy")) for name in names)))
+            shares = [r["tests"][name]["accuracy"] for name in names if name in r["tests"]]
+            rows.append((line.name, f"{r['lr']:g}", *(first_step(r["validations"], s) for s in REACHED),
+                         percent(r["validations"][-1]["accuracy"]), percent(min(shares, default=None))))
     if left := sum(line.name not in results for line in mine):
         rows.append((counted(left, "run"), NONE, *[""] * (len(rows[0]) - 2)))
     return rows
@@ -59,23 +59,28 @@ def lines_of_task(task, lines, results, data):
     """The table of rows_of_task; below it the runs that have learned nothing."""
     names = [*plan.tests_of(task, data)]
     below = [line.name for line in lines_of(task, lines) if line.name in results and stays_below(results[line.name], names)]
-    losses = [results[name]["val_loss"] for name in below]
+    losses, groups = [results[name]["val_loss"] for name in below], {}
+    for group, _, end in (name.rpartition("_") for name in below):
+        groups.setdefault(group, []).append(end)
+    short = [f"{group}_{ends[0] if len(ends) == 1 else '{' + ','.join(ends) + '}'}" for group, ends in groups.items()]
     return [*table(*rows_of_task(task, lines, results, data)),
-            *(["", f"Below {LEARNED}% right everywhere, last loss {min(losses):.3f} to {max(losses):.3f} nats: {', '.join(below)}."]
+            *(["", f"Below {LEARNED}% right everywhere, last loss {min(losses):.3f} to {max(losses):.3f} nats: {', '.join(short)}."]
               if below else [])]
 
 
 def rows_of_keys(task, lines, results, tests):
-    """Titles; of each run and point of keys.py's tests, right, stale and other answers in percent. Runs that
-    stay below LEARNED at every point are left out."""
-    rows = [("run", "test", "keys", "rewrites", "right", "stale", "other")]
+    """Titles; of each run, test of keys.py and number of rewrites, right and stale answers in percent, means over the
+    numbers of keys. Runs that stay below LEARNED at every point are left out."""
+    rows = [("run", "test", "rewrites", "right", "stale")]
     for line in lines_of(task, lines):
         found = results.get(line.name, {}).get("tasks", {})
         means = [(name, mean) for name in plan.tests_of(task, tests) if name in found for mean in plan.unpacked(found[name])]
         if any(mean["right"] >= LEARNED for _, mean in means):
-            rows += [(line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{mean['right']:.1f}",
-                      f"{mean['stale']:.1f}", f"{100 - mean['right'] - mean['stale']:.1f}") for name, mean in means]
-    return rows if len(rows) > 1 else [*rows, ("no run that learned it yet", *[""] * 6)]
+            for at in dict.fromkeys((name, mean["rewrites"]) for name, mean in means):
+                points = [mean for name, mean in means if (name, mean["rewrites"]) == at]
+                rows.append((line.name, at[0].removeprefix(f"{task}_"), at[1],
+                             *(f"{statistics.fmean(point[kind] for point in points):.1f}" for kind in ("right", "stale"))))
+    return rows if len(rows) > 1 else [*rows, ("no run that learned it yet", *[""] * 4)]
 
 
 def start_of(line):
@@ -86,30 +91,28 @@ def start_of(line):
 
 def rows_of_gates(task, lines, results, data):
     """Titles; of runs that differ in the seed alone: the step of the last of REACHED of each seed, the lowest and the highest
-    share of right answers on each data set, how far the bias of a gate has moved at most, the largest mean of what the data
-    add to it, and half of lr x steps, the sum of the learning rates of a warm-up and a cosine to 0."""
+    share of right answers on each data set, how far the bias of a gate has moved at most, and the largest mean of what the
+    data add to it."""
     names = [*plan.tests_of(task, data)]
-    rows = [("runs", "steps", "bias at first", "seeds", f"step of {REACHED[-1]:.0%}",
+    rows = [("runs", "seeds", f"step of {REACHED[-1]:.0%}",
              *(f"right, {name.removeprefix(f'{task}_').replace('_', ', ')}" for name in names), "bias moved, at most",
-             "mean of w_f a, at most", "sum of rates")]
+             "mean of w_f a, at most")]
     span = lambda values, form: " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
     mine = lines_of(task, lines)
     for group in dict.fromkeys(line.name.rpartition("_")[0] for line in mine):
         of_group = [line for line in mine if line.name.rpartition("_")[0] == group]
         found, start = [results[line.name] for line in of_group if line.name in results], start_of(of_group[0])
         if not found:
-            rows.append((group, "", f"{start:.2f}", NONE, *[""] * (len(rows[0]) - 4)))
+            rows.append((group, NONE, *[""] * (len(rows[0]) - 2)))
             continue
         learned = [r for r in found if "diverged" not in r]
         right = [[100 * r["tests"][name]["accuracy"] for r in learned if name in r["tests"]] for name in names]
         values = lambda name: [x for r in learned for layer in (r.get("gates") or {}).get(name, []) for x in layer if x is not None]
         moved, added = [abs(bias - start) for bias in values("bias")], values("mean")
-        steps = learned[0]["steps"] if learned else 0
-        rows.append((group, f"{steps:,}", f"{start:.2f}", len(found),
+        rows.append((group, len(found),
                      ", ".join("diverged" if "diverged" in r else first_step(r["validations"], REACHED[-1]) for r in found),
                      *(span(shares, "{:.1f}".format) if shares else "" for shares in right),
-                     f"{max(moved):.2f}" if moved else "", f"{max(added):.2f}" if added else "",
-                     f"{learned[0]['lr'] * steps / 2:.2f}" if learned else ""))
+                     f"{max(moved):.2f}" if moved else "", f"{max(added):.2f}" if added else ""))
     return rows
 
 
@@ -159,7 +162,8 @@ class Gates:
                 for bias, mean in zip(biases, means) if bias is not None and mean is not None]
 
     def moved(self):
-        """[(how far a bias has moved at most, the sum of the learning rates)] of each group of runs that have ended."""
+        """[(how far a bias has moved at most, half of lr x steps, the sum of the learning rates of a warm-up and a cosine to
+        0)] of each group of runs that have ended."""
         rows = []
         for block, starts in self.groups.items():
             for start, lines in starts.items():

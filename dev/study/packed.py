@@ -3,7 +3,7 @@ The tables and the picture of packed documents, with and without walls, in STUDY
 """
 import statistics
 
-from common import MIN_PAIRS, counted, paired
+from common import paired
 from measures import NONE, PAIR, by_package, table
 
 SEEDS, WALLS = range(11, 14), {"": "without", "-walls": "with"}  # of the runs short-MODEL[-walls]_SEED
@@ -43,22 +43,9 @@ class Packed:
                 if p.p is not None:
                     row[3:] = f"{p.mean - p.half_width:+.4f} to {p.mean + p.half_width:+.4f}", f"{p.p:.2g}"
             rows.append(row)
-        sentences = []
-        if len(found) >= MIN_PAIRS:
-            compared = (lambda r: lead(a_token, r, "-walls"), lambda r: lead(a_token, r, ""), lambda r: both(a_token, r))
-            sentences = [self.packed_sentences(*([value(runs) for runs in found] for value in compared)), ""]
-        return sentences + table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
-
-    @staticmethod
-    def packed_sentences(with_walls, without, gains):
-        """What the table says, from fox-pro minus transformer-pro by seed with walls, without, and in what walls gain."""
-        side = lambda values, less, more: f"{abs(mean := statistics.fmean(values)):.4f} nats {less if mean < 0 else more}"
-        seeds = lambda values: f"in {sum(v < 0 for v in values)} of {counted(len(values), 'seed')}"
-        p = paired(gains).p
-        return (f"With walls the loss of fox-pro is {side(with_walls, 'lower', 'higher')} than that of transformer-pro "
-                f"(lower {seeds(with_walls)}), without walls {side(without, 'lower', 'higher')} ({seeds(without)}): "
-                f"exploratory. Walls gain fox-pro {side(gains, 'less', 'more')} than transformer-pro, p = {p:.2g}: "
-                f"{'claimed' if p < 0.05 else 'not claimed'}.")
+        if rows[0][4]:
+            rows[0][4] += ": claimed" if float(rows[0][4]) < 0.05 else ": not claimed"
+        return table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
 
     def table_packed_documents(self):
         documents = self.corpus["held"]["documents"]

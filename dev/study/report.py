@@ -11,6 +11,7 @@ What has not run says `no run yet`. The same results give the same bytes. Pictur
 stay as they are.
 """
 import collections
+import contextlib
 import importlib.util
 import math
 import re
@@ -89,7 +90,7 @@ class Report:
             return [f"Pictures: {NONE}."]
         captions = [(name, pictures.PICTURES[name][1]) for name in pictures.names(self)]
         return [line for name, text in captions
-                for line in (f"![{re.split('[,:;.]', text)[0]}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
+                for line in (f"![{re.split('[,:;.]| by | of ', text)[0]}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
 
     def drawn(self):
         """{name: runs} of what the pictures compare."""
@@ -288,10 +289,7 @@ class Report:
         return self.table_beside(self.variants())
 
     def table_pairs(self):
-        return self.table_beside((PAIR, *OTHER_PAIRS))
-
-    def table_crossed(self):
-        return self.table_beside(CROSSED)
+        return self.table_beside((PAIR, *CROSSED, *OTHER_PAIRS))
 
     def table_window(self):
         """Transformers beyond the training length as they are, and with a window of this length."""
@@ -326,7 +324,7 @@ class Report:
 
     def table_tasks(self):
         rows = []
-        for (task, at), found in self.points_of_tasks(("copy", "conflict", "corrupted")).items():
+        for (task, at), found in self.points_of_tasks(("copy", "conflict")).items():
             one, other = (found[name] for name in PAIR)
             both = [one[s] - other[s] for s in one if s in other]
             rows.append((f"{task}: {TASKS[task]}", ", ".join(f"{k} {v:,}" for k, v in at), cell_of(one.values()),
@@ -334,27 +332,17 @@ class Report:
         return table(("task", "point", *PAIR, "difference, paired by seed"), *(rows or [("copy", NONE, "", "", "")]))
 
     def table_needles(self):
-        points = self.points_of_tasks(NEEDLES)
-        rows = []
-        for at in dict.fromkeys(at for _, at in points):
-            cells = []
-            for task in NEEDLES:
-                one, other = (points.get((task, at), {}).get(name, {}) for name in PAIR)
-                both = [s for s in one if s in other]
-                means = [statistics.fmean(of[s] for s in both) for of in (one, other) if both]
-                cells.append(" and ".join(f"{mean:.0f}" for mean in means))
-                if task == NEEDLES[-1]:
-                    cells.append(error_of([one[s] - other[s] for s in both], 0) if both else "")
-            rows.append((*(f"{v:,}" for _, v in at), *cells))
-        steps = [counted(int(task.rpartition('_')[2]), "step") for task in NEEDLES]
-        titles = ("other pairs", "distance", *steps, "difference after the last")
-        return table(titles, *(rows or [(NONE, *[""] * (len(titles) - 1))]))
+        """Before tuning and after it, by distance, means over the numbers of other pairs."""
+        rows, ends = [], (NEEDLES[0], NEEDLES[-1])
+        for gap in dict.fromkeys(dict(at)["gap"] for _, at in self.points_of_tasks(ends)):
+            with contextlib.suppress(findings.Missing):
+                found = [findings.at_points(self, task, gap=gap) for task in ends]
+                rows.append((f"{gap:,}", *("{:.0f} and {:.0f}".format(*means) for means, _ in found), error_of(found[-1][1], 0)))
+        steps = [counted(int(task.rpartition('_')[2]), "step") for task in ends]
+        return table(("distance", *steps, "difference after the last"), *(rows or [(NONE, "", "", "")]))
 
     def table_mqar(self):
         return from_scratch.lines_of_task("mqar", self.all_lines, self.with_diverged, self.data)
-
-    def table_mqar_fresh(self):
-        return from_scratch.lines_of_task("mqar-fresh", self.all_lines, self.with_diverged, self.data)
 
     def table_gates_found(self):
         return from_scratch.gates_found(self.all_lines, self.with_diverged)
