@@ -31,7 +31,7 @@ trap 'exit 1' HUP INT TERM
 find -H ${own:+"$own"} /usr/include -type f -name '*.h' -exec wc -c {} + |
     awk 'index($0, "/") { size = $1; sub(/^ *[0-9]+ /, ""); print gsub("/", "/"), size, $0 }' |
     LC_ALL=C sort -k1,1n -k3 |
-    awk '{ total += $2; if (total > 16000000) exit; sub(/^[0-9]+ [0-9]+ /, ""); print }' >"$files"
+    awk '(total += $2) <= 16000000 { sub(/^[0-9]+ [0-9]+ /, ""); print }' >"$files"
 [ -s "$files" ] || fail "/usr/include: no headers; install libc6-dev or glibc-devel"
 
 "$encoder" --tokenizer byte --val-fraction 0.05 --list "$files" --out "$1"
