@@ -98,8 +98,10 @@ def flush_stdout():
 
 def pip_install(packages):
     """The command that installs packages: for this Python's environment, or a new one, as systems refuse plain pip."""
-    pip = "pip" if sys.prefix != sys.base_prefix else "python3 -m venv build/python && build/python/bin/pip"
-    return f"{pip} install -c scripts/requirements.txt {packages}"
+    if sys.prefix != sys.base_prefix:
+        return f"pip install -c scripts/requirements.txt {packages}"
+    return f"python3 -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt {packages}; then " \
+        "start the script with build/python/bin/python"
 
 
 def package(name):

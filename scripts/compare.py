@@ -573,7 +573,10 @@ def report(runs, logs, options):
         print(f"note: {note}")
     if options.no_plots:
         return
-    import plots
+    try:
+        import plots
+    except Error as e:
+        raise Error(f"{e}, or give --no-plots for the tables alone")
     read_half_lives(runs, options.maps)
     for name, draw in PICTURES.items():
         picture = draw(plots, groups)

@@ -64,7 +64,7 @@ cat <<END
 To try next: another prompt; the loss at four times the length trained on; a Transformer on the same data, and both side by side
 
     ./train_fox --init $out --prompt 'static inline ' --generate 200
-    ./train_fox --init $out --eval loss.json --val-data 'data/corpus_val_*.bin' --seq-len 2048 --val-tokens 128Ki
+    ./train_fox --init $out --eval $out/loss.json --val-data 'data/corpus_val_*.bin' --seq-len 2048 --val-tokens 128Ki
     ./train_fox --model transformer-pro-nano --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' \\
         --val-tokens 128Ki --out out/transformer && scripts/compare.py $out out/transformer
 END
