@@ -191,7 +191,7 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 # test_fuzz.sh ten times as many inputs, and test_smoke.sh runs make torture, make fuzz and dev/identical.sh.
 TRAINER_TESTS := test_cache test_cpu test_documents test_engine test_fixtures test_layers test_maps test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-LONGEST_TESTS := dev/test/trainer/test_ranks.sh dev/test/trainer/test_resume.sh dev/test/trainer/test_cli.sh
+LONGEST_TESTS := $(addprefix dev/test/,trainer/test_ranks.sh scripts/test_smoke.sh trainer/test_resume.sh trainer/test_cli.sh)
 SHELL_TESTS   := $(LONGEST_TESTS) $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh $(LONGEST_TESTS), \
                    $(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(TRAINER_TESTS:%=build/test/%_float) $(UNIT_TESTS:%=build/test/%_sanitized) build/test/gradcheck
