@@ -150,13 +150,13 @@ static inline Counted plural(int64_t n, const char* noun) {
     const size_t length = strlen(noun);
     const char before = noun[length - 2], last = noun[length - 1];
     const bool y = last == 'y' && !strchr("aeiou", before);
-    const bool hisses = last == 's' || last == 'x' || (last == 'h' && strchr("cs", before));
+    const bool sibilant = last == 's' || last == 'x' || (last == 'h' && strchr("cs", before));
     Counted c;
     snprintf(c.text, sizeof c.text, "%.*s%s", (int)length - (n != 1 && y), noun,
-             n == 1   ? ""
-             : y      ? "ies"
-             : hisses ? "es"
-                      : "s");
+             n == 1     ? ""
+             : y        ? "ies"
+             : sibilant ? "es"
+                        : "s");
     return c;
 }
 
