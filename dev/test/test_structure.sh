@@ -8,7 +8,7 @@ mkdir -p "$scratch"
 
 # checker KERNELS [PHRASES]: the script with other tables of long kernels and of phrases
 checker() {
-    cp dev/counts.py "$scratch"
+    cp dev/counts.py dev/functions.py "$scratch"
     sed "/^KERNELS_OVER_120 = {/,/^}/c KERNELS_OVER_120 = {$1}
          /^PHRASES = {/,/^}/c PHRASES = {${2:-}}" dev/structure.py >"$scratch/structure.py"
 }

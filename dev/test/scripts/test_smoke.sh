@@ -99,6 +99,7 @@ dev/reference/bench_cpu.py             torch $python dev/reference/bench_cpu.py 
 dev/identical.sh             all dev/identical.sh $scratch/corpus_train_000000.bin ./train_fox ./train_fox
 dev/structure.py             in dev/test/test_structure.sh
 dev/counts.py                in dev/structure.py
+dev/functions.py             in dev/structure.py
 dev/cuda/bench_forgetting.py run python3 dev/cuda/bench_forgetting.py --help
 dev/fuzz/run.sh              all dev/fuzz/run.sh 0.2
 dev/reference/accuracy.py       torch $python dev/reference/accuracy.py --fp8 --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1 --vocab-size 300 --draws 1
