@@ -13,13 +13,7 @@ token. Sequences join and leave at every pass (continuous batching). One pass (e
                             its children read on where its members differ
     engine_forget           pages that every later token would skip are given back
 
-Sequences that are added together share the reading of a common beginning. They are sorted and form a tree; a
-node is a run of tokens that its members, some of the sequences, have in common.
-
-    <eot> Question: ...  Answer:     node of 4 sequences
-          |- yes, of course          its slot goes on as the last of them, the others fork it
-          |- no
-          ...
+Sequences that are added together share the reading of a common beginning: they form a tree of nodes (tree.h).
 
 Invariants:
 
@@ -37,47 +31,14 @@ sequence failed.
 */
 #pragma once
 
-#include "../model/sampler.h"
 #include "../run/trainer.h"
-#include "../tokens/tokenizer.h"
 #include "pages.h"
+#include "tree.h"
 
 enum {
     ENGINE_FIRST_PASS = 600, // seconds that the first pass may take, where the watch's timeout is shorter
-    ENGINE_MEMBERS = 512,    // most sequences that are added together
-    ENGINE_LEAST_SHARED = 4  // tokens; a shorter common beginning is read again, which is cheaper than a fork
+    ENGINE_MEMBERS = 512     // most sequences that are added together
 };
-
-// Tokens that are read, and then scored or continued. Fields that the owner does not set are zero.
-typedef struct {
-    TokenBuffer tokens;  // prompt, then generated tokens; the owner frees it
-    int64_t scored;      // tokens[i] for i >= scored >= 1 are scored, if nothing is generated
-    int64_t most_tokens; // most tokens to generate; 0: none
-    SamplerSettings sampling;
-    void* owner;
-
-    double logprob;    // sum over the scored tokens
-    bool greedy;       // each scored token was the most likely one
-    bool failed;       // the model's logits are not finite
-    bool stopped;      // by an end of text, or by the owner
-    int64_t generated; // tokens so far
-} Sequence;
-
-typedef struct EngineNode EngineNode;
-struct EngineNode {
-    Sequence** members; // [count] sorted by their tokens, the first `end` of which they have in common
-    int64_t count, end;
-    int64_t length;     // tokens in the slot
-    int64_t delivered;  // number of rows whose outputs the members have got
-    int64_t slot;       // -1: none
-    EngineNode* parent; // the node whose slot is forked at the start; NULL: reads from the first token on
-    int64_t waiting;    // number of children that have yet to start
-    EngineNode* next;   // in its list
-};
-
-typedef struct {
-    EngineNode *first, *last;
-} EngineList;
 
 // An output of a pass: of row `row` of the sequences of a node's members [first, last).
 typedef struct {
@@ -188,77 +149,7 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
 }
 
 // ----------------------------------------------------------------------------
-// lists
-
-static inline void engine_push_back(EngineList* list, EngineNode* node) {
-    node->next = NULL;
-    *(list->last ? &list->last->next : &list->first) = node;
-    list->last = node;
-}
-
-static inline void engine_push_front(EngineList* list, EngineNode* node) {
-    node->next = list->first;
-    list->first = node;
-    if (!list->last) list->last = node;
-}
-
-static inline void engine_remove(EngineList* list, EngineNode* node) {
-    EngineNode *before = NULL, *at = list->first;
-    while (at != node) before = at, at = at->next;
-    *(before ? &before->next : &list->first) = node->next;
-    if (list->last == node) list->last = before;
-}
-
-// ----------------------------------------------------------------------------
-// the tree
-
-// Number of rows that a sequence reads. A sequence that is only scored does not read its last token.
-static inline int64_t sequence_rows(const Sequence* s) { return s->tokens.count - (s->most_tokens == 0); }
-
-static inline int sequence_compare(const void* a, const void* b) {
-    const TokenBuffer *x = &(*(Sequence*const*)a)->tokens, *y = &(*(Sequence*const*)b)->tokens;
-    for (int64_t i = 0; i < x->count && i < y->count; i++)
-        if (x->data[i] != y->data[i]) return x->data[i] < y->data[i] ? -1 : 1;
-    return x->count < y->count ? -1 : x->count > y->count;
-}
-
-// Number of first rows that sorted members have in common.
-static inline int64_t members_shared(Sequence** members, int64_t count) {
-    const TokenBuffer *x = &members[0]->tokens, *y = &members[count - 1]->tokens;
-    int64_t shared = 0, least = sequence_rows(members[0]);
-    for (int64_t i = 1; i < count; i++)
-        if (sequence_rows(members[i]) < least) least = sequence_rows(members[i]);
-    while (shared < least && x->data[shared] == y->data[shared]) shared++;
-    return shared;
-}
-
-// Adds nodes for sorted members, whose first `start` tokens `parent` has read, to the front of a list, and
-// returns their number. Members that share ENGINE_LEAST_SHARED more tokens become one node.
-static inline int64_t engine_split(EngineList* list, EngineNode* parent, int64_t start, Sequence** members,
-                                   int64_t count) {
-    int64_t end = members_shared(members, count), nodes = 0;
-    if (count == 1 || end - start >= ENGINE_LEAST_SHARED) {
-        EngineNode* node = (EngineNode*)xcalloc(1, sizeof *node);
-        node->members = (Sequence**)xcalloc((size_t)count, sizeof *members);
-        memcpy(node->members, members, (size_t)count * sizeof *members);
-        node->count = count;
-        node->end = end;
-        node->delivered = start;
-        node->slot = -1;
-        node->parent = parent;
-        engine_push_front(list, node);
-        return 1;
-    }
-    for (int64_t i = 0, j; i < count; i = j) {
-        bool whole = sequence_rows(members[i]) == end; // it has no further row to compare
-        for (j = i + 1; j < count && !whole; j++)
-            if (sequence_rows(members[j]) == end ||
-                members[j]->tokens.data[end] != members[i]->tokens.data[end])
-                break;
-        nodes += engine_split(list, parent, start, members + i, j - i);
-    }
-    return nodes;
-}
+// add
 
 // Adds up to ENGINE_MEMBERS sequences, and sorts the array. Each has at least one row to read and, with the
 // tokens to generate, at most engine_longest tokens.
@@ -298,11 +189,6 @@ static inline void engine_release(Engine* g, EngineNode* node) {
     g->slot_used[node->slot] = false;
     node->slot = -1;
     node->length = 0;
-}
-
-static inline void engine_free_node(EngineNode* node) {
-    free(node->members);
-    free(node);
 }
 
 // Frees a node's slot and pages. A running node waits again; a held node is freed, and its children will read
@@ -385,11 +271,6 @@ static inline void engine_forget(Engine* g) {
 
 // ----------------------------------------------------------------------------
 // a pass
-
-// Whether a member wants an output of row `row`: the score of the next token, or a drawn next token.
-static inline bool member_wants(const Sequence* s, int64_t row) {
-    return s->most_tokens ? row + 1 == s->tokens.count : s->scored <= row + 1 && row + 1 < s->tokens.count;
-}
 
 // Adds the outputs that the members of a node want of a row. Returns false, with none added, if there is no
 // room. All members want the same score, except at the node's last row, behind which they differ. Members
