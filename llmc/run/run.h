@@ -8,7 +8,7 @@ of them:
     Run           a checkpoint, options and config from it,           run_configure: run_find_start,
                   options completed by mode and recipe,               run_complete_options,
                   the group of ranks, parameter table,                run_plan_group,
-                  checked options,                                    run_check_options,
+                  checked options,                                    mode_check_completed (command/mode.h),
                   batches, steps                                      run_plan
 
 With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
@@ -273,9 +273,6 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
-// Does it read one sequence at a time, of up to the trained length?
-static inline bool run_reads_sequences(const Run* run) { return run_infers(run) || run->mode == RUN_MAPS; }
-
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     const Options* o = &run->options;
@@ -384,15 +381,13 @@ static inline int64_t run_document_length(const Run* run) {
     return length;
 }
 
-// Checks the options of --eval and completes those with another default than in training, from the data and
-// from the trainer.json in --init. A folder without one leaves the length to the nearest preset's recipe.
+// Completes the options of --eval with another default than in training, from the data and from the trainer.json in
+// --init. A folder without one leaves the length to the nearest preset's recipe.
 static inline void run_complete_eval(Run* run) {
     enum { LONG = 65536 }; // the paper's length
     Error err;
     char path[PATH_LENGTH];
     Options* o = &run->options;
-    if (!o->init) die("--eval: of which model? give --init DIR, a checkpoint");
-    if (!o->val_data) die("--eval: on which text? give --val-data GLOB, held-out shards");
     path_join(path, o->init, "trainer.json");
     if (access(path, F_OK) == 0 && !json_parse_file(&run->record, path, &err)) die("%s", err.msg);
     if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1LL << 53; // all
@@ -415,19 +410,9 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
 static inline void run_plan_group(Run* run) {
     Error err;
     const Options* o = &run->options;
-    if (o->sequence_ranks > 1 && (run_reads_sequences(run) || run->mode == RUN_DUMP))
-        die("--sequence-ranks %lld: --generate, --requests, --maps and --dump run on one GPU: leave it out",
-            (long long)o->sequence_ranks);
     if (!sequence_check(&run->config, o->sequence_ranks, run_ranks(run), o->seq_len, &err))
         die("%s", err.msg);
     run->group = sequence_group(run->world->rank, o->sequence_ranks);
-}
-
-// Dies where the mode does not run on several ranks.
-static inline void run_check_ranks(const Run* run) {
-    if (run->mode != RUN_TRAIN && run->mode != RUN_BENCH && run->mode != RUN_EVAL)
-        die("only training, --bench and --eval run on %s: start one process alone",
-            counted(run->world->size, "rank").text);
 }
 
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
@@ -465,29 +450,9 @@ static inline void run_complete_options(Run* run, const Recipe* recipe) {
     if (run->options.vocab && run_reads_bytes(run))
         die("--vocab: this model reads bytes: leave it out, or begin one with --set vocab_size=50257");
     if (run->mode == RUN_EVAL) run_complete_eval(run);
-    if (run_reads_sequences(run)) run_complete_inference(run);
+    if (mode_reads_sequences(run->mode)) run_complete_inference(run);
     options_apply_recipe(&run->options, recipe);
-    if (run_reads_sequences(run)) run->options.batch_tokens = run->options.seq_len;
-}
-
-// Ends the program with a message if the mode lacks an option, or does not go with one.
-static inline void run_check_options(const Run* run, const CommandLine* line) {
-    Error err;
-    const Options* o = &run->options;
-    if (run->world->size > 1) run_check_ranks(run);
-    if (run_reads_sequences(run) && !o->init)
-        die("--%s: with which model? give --init DIR, a checkpoint", run->mode == RUN_GENERATE   ? "generate"
-                                                                     : run->mode == RUN_REQUESTS ? "requests"
-                                                                                                 : "maps");
-    if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
-        die("--data GLOB is missing: the shards to train on; data/README.md tells how to make them, and "
-            "`make quickstart` makes some");
-    const bool samples = o->sample_every && (run->mode == RUN_TRAIN || run->mode == RUN_DRY);
-    if (samples && o->prompt && strcmp(o->prompt, "-") == 0)
-        die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");
-    if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
-    if (!mode_option(line)) mode_check_samples(line, o);
-    if (run->mode == RUN_TRAIN && o->out && !options_check(o, &err)) die("%s", err.msg);
+    if (mode_reads_sequences(run->mode)) run->options.batch_tokens = run->options.seq_len;
 }
 
 // Plans batches and, but for --eval, steps.
@@ -521,7 +486,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
-    run_check_options(run, line);
+    mode_check_completed(line, o, world->size);
     run_plan(run, suggested_tokens);
     if (run_resumed(run)) resume_check_end(run);
     return true;
@@ -546,7 +511,7 @@ static inline int64_t run_measures_left(const Run* run, bool validates, int64_t 
 
 // Does it compute gradients?
 static inline bool run_has_gradients(const Run* run) {
-    return !run_reads_sequences(run) && run->mode != RUN_EVAL;
+    return !mode_reads_sequences(run->mode) && run->mode != RUN_EVAL;
 }
 
 // Model FLOPs per token, forward and backward: those of the mixers, of a plan without attention over other

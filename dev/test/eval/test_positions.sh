@@ -179,7 +179,7 @@ errors() {
 --val-data @/text.bin --seq-len 16Mi --micro-batch 1Mi --set num_hidden_layers=1000|more than any machine holds
 END
     local on="--val-data $shards/text.bin"
-    dies "--eval: of which model? give --init DIR" ./train_fox $tiny --eval "$result" $on
+    dies "--eval: with which model? give --init DIR" ./train_fox $tiny --eval "$result" $on
     dies "--eval $scratch/none/e.json: cannot create: No such file" ./train_fox --init "$model" --eval "$scratch/none/e.json" $on
     dies "--eval $scratch: exists and is not a regular file" ./train_fox --init "$model" --eval "$scratch" $on
     cp -r "$model" "$scratch/large"

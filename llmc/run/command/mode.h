@@ -1,6 +1,6 @@
 /*
 The mode of a process, which its command line chooses: train, or do one thing and exit; and the options that a
-mode refuses because it has no use for them.
+mode needs, or refuses because it has no use for them.
 
 Called by run.h. Functions die() on error.
 */
@@ -53,6 +53,9 @@ enum {
     EVALUATES = 1 << RUN_EVAL,
     MAPS = 1 << RUN_MAPS
 };
+
+// Does it read one sequence at a time, of up to the trained length?
+static inline bool mode_reads_sequences(RunMode mode) { return (GENERATES | ANSWERS | MAPS) >> mode & 1; }
 
 // The option that is meant by one that a mode has no use for; NULL: none is.
 static inline const char* mode_meant(RunMode mode, size_t field) {
@@ -113,8 +116,9 @@ static inline bool mode_takes(RunMode mode, size_t field) {
     return false;
 }
 
-// Dies where an option on the command line is of another mode.
+// Dies where an option on the command line is of another mode, or the mode lacks one.
 static inline void mode_check_options(const CommandLine* line) {
+    const Options* o = &line->options;
     const char* mode = mode_option(line);
     for (int i = 0; mode && i < NUM_OPTION_ROWS; i++) {
         const CliRow* row = &option_rows[i];
@@ -122,6 +126,12 @@ static inline void mode_check_options(const CommandLine* line) {
         const char* meant = mode_meant(line->mode, row->offset);
         die("--%s: of no use with --%s: %s", row->name, mode, meant ? meant : "leave it out");
     }
+    if (mode && !o->init) die("--%s: with which model? give --init DIR, a checkpoint", mode);
+    if (line->mode == RUN_EVAL && !o->val_data)
+        die("--eval: on which text? give --val-data GLOB, held-out shards");
+    if (o->sequence_ranks > 1 && (mode_reads_sequences(line->mode) || line->mode == RUN_DUMP))
+        die("--sequence-ranks %lld: --generate, --requests, --maps and --dump run on one GPU: leave it out",
+            (long long)o->sequence_ranks);
 }
 
 // Parses the command line.
@@ -185,9 +195,28 @@ static inline void mode_check_samples(const CommandLine* line, const Options* o)
 }
 
 // Dies where a training without held-out data is told how to measure the loss on it.
-static inline void run_check_validation(const CommandLine* line) {
+static inline void mode_check_validation(const CommandLine* line) {
     const bool every = command_line_gives(line, offsetof(Options, val_every)) && line->options.val_every > 0;
     if (every || command_line_gives(line, offsetof(Options, val_tokens)))
         die("--val-%s: the loss on which text? give --val-data GLOB, held-out shards",
             every ? "every" : "tokens");
+}
+
+// Dies where the mode lacks an option, or does not go with one or with several ranks. o: the run's options, which a
+// checkpoint, the mode and a recipe have completed.
+static inline void mode_check_completed(const CommandLine* line, const Options* o, int ranks) {
+    Error err;
+    const RunMode mode = line->mode;
+    if (ranks > 1 && mode != RUN_TRAIN && mode != RUN_BENCH && mode != RUN_EVAL)
+        die("only training, --bench and --eval run on %s: start one process alone",
+            counted(ranks, "rank").text);
+    if ((mode == RUN_TRAIN || mode == RUN_DUMP) && !o->data)
+        die("--data GLOB is missing: the shards to train on; data/README.md tells how to make them, and "
+            "`make quickstart` makes some");
+    const bool samples = o->sample_every && (mode == RUN_TRAIN || mode == RUN_DRY);
+    if (samples && o->prompt && strcmp(o->prompt, "-") == 0)
+        die("--prompt -: a sample while training has one text, and no standard input: give --prompt TEXT");
+    if (mode == RUN_TRAIN && !o->val_data) mode_check_validation(line);
+    if (!mode_option(line)) mode_check_samples(line, o);
+    if (mode == RUN_TRAIN && o->out && !options_check(o, &err)) die("%s", err.msg);
 }
