@@ -7,8 +7,7 @@ Copies between rows of all heads and rows of one rank's heads, where ranks share
     heads_split       blocks from whole rows; padding columns become 0
     heads_join        whole rows from blocks; other columns stay as they are
 
-A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block: 16 bytes of
-q, k, v or o, or up to eight heads' gate logits. Called by sequence.cuh, for gate logits alone: copy engines move all
+A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block. Called by sequence.cuh, for gate logits alone: copy engines move all
 else. An error of CUDA ends the program.
 */
 #pragma once
@@ -45,16 +44,6 @@ __global__ static void __launch_bounds__(256)
     if (n >= a.count) return;
     bf16* at = blocks.of[blockIdx.y].block + b * blocks.block_stride + (int64_t)t * a.columns.stride + local;
     bf16* x = blocks.of[blockIdx.y].whole + row * a.x_stride;
-    int part = 0;
-    while (part + 1 < a.columns.parts && local >= a.columns.part[part + 1].local) part++;
-    if (a.columns.part[part].width % HEAD_COLUMNS_ALIGN == 0) {
-        bf16* whole = x + head_columns_whole(&a.columns, NULL, heads, local);
-        if (SPLIT)
-            store16(at, load_raw8(whole));
-        else
-            store16(whole, load_raw8(at));
-        return;
-    }
     Pack8 values = {};
     if (!SPLIT) values = load16(at);
     for (int i = 0; i < HEAD_COLUMNS_ALIGN; i++) {
@@ -70,9 +59,6 @@ static inline HeadRows head_rows(const HeadColumns* columns, int64_t x_stride, i
     const int first = columns->parts > 0 ? columns->part[0].local : columns->stride,
               chunks = (columns->stride - first) / HEAD_COLUMNS_ALIGN;
     assert(B * Tn * chunks < INT32_MAX && x_stride % HEAD_COLUMNS_ALIGN == 0);
-    for (int p = 0; p < columns->parts; p++) // of 16 bytes, unless they are single columns
-        assert(columns->part[p].width == 1 ||
-               (columns->part[p].width | columns->part[p].column) % HEAD_COLUMNS_ALIGN == 0);
     return {.columns = *columns,
             .x_stride = x_stride,
             .Tn = (int)Tn,
