@@ -72,7 +72,8 @@ struct Cache {
         if (c.pages.cum_logf) {
             size_t pages = (size_t)sizes.pages;
             CUDA_CHECK(cudaMemset(c.pages.cum_logf, 0xFF, pages * PAGE_TOKENS * sizeof(double)));
-            CUDA_CHECK(cudaMemset(c.pages.page_logsum, 0xFF, pages * sizeof(double)));
+            if (c.pages.page_logsum)
+                CUDA_CHECK(cudaMemset(c.pages.page_logsum, 0xFF, pages * sizeof(double)));
         }
         for (int64_t i = 0; i < sizes.pages; i++) free_pages.push_back((int32_t)(i * 7919 % sizes.pages));
         std::sort(free_pages.begin(), free_pages.end());

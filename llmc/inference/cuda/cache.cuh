@@ -73,7 +73,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     HeadShape shape = {.B = 1, .T = s->capacity, .NH = m->NH, .dh = m->dh};
     Pruning* pruning = &c->space.pruning;
     add(&p->k, s->pages * PAGE_TOKENS * m->dh, false), add(&p->v, s->pages * PAGE_TOKENS * m->dh, false);
-    add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false), add(&p->page_logsum, gate * s->pages, false);
+    add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false);
+    add(&p->page_logsum, gate * m->qk_norm * s->pages, false);
     add(&p->table, s->slots * heads * width, true), add(&p->forgotten, s->slots * heads, true);
     add(&p->gates, gate * s->slots * heads, true);
     add(&p->last, m->shifts * m->layers * s->slots * 2 * d, true);

@@ -46,7 +46,7 @@ static inline int64_t cache_bytes(const Config* c, const ParamTable* params, con
 static inline int64_t page_bytes(const Config* c) {
     int64_t gate = config_has_gate(c), dh = config_head_size(c);
     return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
-           gate * (int64_t)sizeof(double);
+           (gate && c->qk_norm) * (int64_t)sizeof(double);
 }
 
 // Allocates a table of a cache; false where there is too little memory.

@@ -33,7 +33,7 @@ typedef struct {
     int64_t NH, dh, layers, slots, pages, table_width;
     bf16 *k, *v;          // [pages, PAGE_TOKENS, dh]
     double* cum_logf;     // [pages, PAGE_TOKENS]; NULL: no gate
-    double* page_logsum;  // [pages] ln sum exp(-cum_logf_j) over all tokens up to the end of the page
+    double* page_logsum;  // [pages] ln sum exp(-cum_logf_j) up to the page's end; NULL: no QK norm
     int32_t* table;       // [slots, heads, table_width]
     int32_t* forgotten;   // [slots, heads] number of forgotten pages, the first ones of a head
     double2* gates;       // [slots, heads] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
@@ -119,7 +119,8 @@ __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppen
     int64_t page = p.table[head * p.table_width + position / PAGE_TOKENS];
     p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
     a.cum_logf[row * p.NH + h] = cum_logf;
-    if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = log(weights) - cum_logf;
+    if (p.page_logsum && position % PAGE_TOKENS == PAGE_TOKENS - 1)
+        p.page_logsum[page] = log(weights) - cum_logf;
 }
 
 // One warp: cum_logf of a sequence's new tokens in one head, in chunks of 32. Every page ends with a chunk.
