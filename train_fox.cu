@@ -43,19 +43,19 @@ or gradient is not finite changes nothing on the device itself.
 // type, name, kept, elements of a layer
 // per head: NH heads of dh channels, d = NH dh, over whole sequences of T tokens
 #define HEAD_ACTS(X) \
-    X(bf16, q, KEPT_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
-    X(bf16, v, KEPT_FUSED, BT * d)                       /* [L,B,T,d] */ \
-    X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(float, k_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(double, cum_logf, gated ? KEPT_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
+    X(bf16, q, UP_TO_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, k, UP_TO_FUSED, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, v, UP_TO_FUSED, BT * d)                       /* [L,B,T,d] */ \
+    X(float, q_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(float, k_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(double, cum_logf, gated ? UP_TO_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
     X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
     X(int, head_order, SHARED, (prunes | resets) * (B * NH + 1)) /* [B NH + 1] */ \
     X(float, squares, SHARED, 2 * prunes * NH * groups) /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
-    X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
+    X(double, score_limits, UP_TO_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
-    X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
+    X(float, lse, UP_TO_QKV, BT * NH)                    /* [L,B,NH,T] */ \
     X(float, angles, SHARED, config->use_rope * T * dh) /* [T,dh/2,2] of RoPE */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dk, SHARED, backward * BT * d)          /* [B,T,d] */ \
@@ -64,10 +64,10 @@ or gradient is not finite changes nothing on the device itself.
 
 // per token: in_proj, output norm and gate, o_proj
 #define ATTENTION_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
-    X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, KEPT_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
+    X(bf16, proj, UP_TO_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, o, UP_TO_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
+    X(float, o_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(bf16, y, UP_TO_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
     X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */
 // clang-format on
@@ -264,6 +264,7 @@ static const Mixer attention_mixer = {
     .activations = attention_activations,
     .scratch_bytes = attention_mixer_scratch_bytes,
     .init = attention_init,
+    .weights_in_fp8 = layer_weights_in_fp8,
     .forward = attention_mixer_forward,
     .backward = attention_mixer_backward,
     .extend = attention_mixer_extend,
@@ -279,6 +280,8 @@ static const Mixer sequence_attention_mixer = {
     .activations = sequence_activations,
     .scratch_bytes = attention_mixer_scratch_bytes,
     .init = sequence_init,
+    .begin_step = assignment_begin_step,
+    .weights_in_fp8 = sequence_weights_in_fp8,
     .forward = sequence_forward,
     .backward = sequence_backward,
     .extend = attention_mixer_extend, // samples of a training, on one rank
@@ -296,8 +299,8 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 
 // type, name, kept, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
-    X(bf16, gate_up, KEPT_QKV, BT * 2 * I)          /* [L,B,T,2I] */                                         \
-    X(bf16, act, KEPT_NONE, BT* I)                  /* [L,B,T,I] */                                          \
+    X(bf16, gate_up, UP_TO_QKV, BT * 2 * I)         /* [L,B,T,2I] */                                         \
+    X(bf16, act, UP_TO_NONE, BT* I)                 /* [L,B,T,I] */                                          \
     X(bf16, dgate_up, SHARED, backward* BT * 2 * I) /* [B,T,2I] */                                           \
     X(bf16, dact, SHARED, backward* BT* I)          /* [B,T,I] */
 
@@ -340,12 +343,12 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 // clang-format off
 // type, name, kept, elements of a layer
 #define MODEL_ACTS(X) \
-    X(bf16, x, KEPT_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
-    X(float, mixer_rstd, KEPT_QKV, BT)                 /* [L,B,T] */ \
-    X(bf16, mixer_in, KEPT_NONE, BT * d)               /* [L,B,T,d] normed x */ \
-    X(bf16, x_mid, KEPT_QKV, has_mlp * BT * d)         /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, KEPT_QKV, has_mlp * BT)         /* [L,B,T] */ \
-    X(bf16, mlp_in, KEPT_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
+    X(bf16, x, UP_TO_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
+    X(float, mixer_rstd, UP_TO_QKV, BT)                 /* [L,B,T] */ \
+    X(bf16, mixer_in, UP_TO_NONE, BT * d)               /* [L,B,T,d] normed x */ \
+    X(bf16, x_mid, UP_TO_QKV, has_mlp * BT * d)         /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, UP_TO_QKV, has_mlp * BT)         /* [L,B,T] */ \
+    X(bf16, mlp_in, UP_TO_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
     X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
     X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
@@ -650,7 +653,7 @@ static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
     const Layer layer = model_layer(model, &model->pass, bucket - 1);
-    if (model->fp8) sequence_weights_in_fp8(&layer, model->fp8);
+    if (model->fp8) model_mixer(model)->weights_in_fp8(&layer, model->fp8);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
@@ -697,9 +700,10 @@ static Norm model_final_norm(Model* model, const Pass* pass) {
 // Before the first pass of an optimizer step: nothing is counted yet.
 static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    const Layer layer = model_layer(model, &model->pass, 0);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
-    assignment_begin_step(&model->sequence.heads, model->stream);
+    if (model_mixer(model)->begin_step) model_mixer(model)->begin_step(&layer);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -868,7 +872,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
     AdamWTensors tensors = model_tensors(model);
     Exchange* exchange = model->exchange;
-    if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
+    if (!exchange) add_and_square(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),

@@ -39,7 +39,7 @@ static void bench_optimizer(const ParamTable* table) {
     CUDA_CHECK(cudaMemset(t.v, 0, bytes));
     CUDA_CHECK(cudaMemset(stats, 0, sizeof *stats));
     report("global norm, 4 bytes per parameter", 4.0 * (double)n, nothing, [&] {
-        chunk_squares(partial, t.grads, &chunks, NULL, 0);
+        add_and_square(partial, t.grads, &chunks, NULL, 0);
         global_norm(stats, partial, chunks.count, 0);
         global_norm_finish(stats, 1, true, 0);
     });

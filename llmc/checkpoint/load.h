@@ -3,7 +3,7 @@ Loading a checkpoint's tensors, or those of a Hugging Face folder, on all ranks.
 verifies its share of the checksums and reads its own ranges of the files (read.h). To any other, whose --out is on a
 local disk, rank 0 sends {ok, message} and then the bytes of its ranges, in the order of the files.
 
-Called by train/load.h.
+Called by train/initial_weights.h.
 */
 #pragma once
 

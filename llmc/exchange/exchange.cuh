@@ -302,7 +302,7 @@ static inline void exchange_await(Exchange* e, int bucket, bool capturing, cudaS
 
 // Called in the step's last backward pass, when a bucket's gradient is queued on the main stream: queues its
 // sum over all ranks. chunks: the rank's part of the bucket; squares: sums of its squares, as in
-// chunk_squares.
+// add_and_square.
 static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
                                    const ParamChunks* chunks, cudaStream_t main) {
     const Shard* s = &e->shard;
@@ -319,11 +319,11 @@ static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double
         OtherGradients others = {inbox, part.begin, inbox_floats, s->size - 1};
         PeersMessage gradients = {grads + begin, bytes, bytes};
         peers_send(&e->peers, &gradients, e->stream);
-        chunk_squares(squares, grads, chunks, &others, e->stream);
+        add_and_square(squares, grads, chunks, &others, e->stream);
         peers_read(&e->peers, e->stream);
     } else {
         nccl_reduce_scatter(e, grads + part.begin, grads + begin, part.count);
-        chunk_squares(squares, grads, chunks, NULL, e->stream);
+        add_and_square(squares, grads, chunks, NULL, e->stream);
     }
     CUDA_CHECK(cudaMemsetAsync(grads + begin, 0, (size_t)(part.begin - begin) * sizeof(float), e->stream));
     CUDA_CHECK(cudaMemsetAsync(grads + part_end, 0, (size_t)(end - part_end) * sizeof(float), e->stream));

@@ -8,7 +8,7 @@ not valid leaves the weights unchanged even before the host has read it.
 
     param_chunks           once: the work list of global_norm and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
-    chunk_squares          the gradient's sums of squares, with several GPUs of this rank's shard
+    add_and_square         the gradient's sums of squares; first adds other GPUs' gradients of this rank's shard
     global_norm            their sum
     exchange_sums          (exchange.cuh) with several GPUs: the sums over all ranks
     global_norm_finish     norm, clipping factor, verdict
@@ -181,8 +181,8 @@ static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cu
 // squares[i] = sum of squares of the gradients in chunk i. Squares are computed in float, so that an element
 // above 1.8e19 counts as not finite. Adds other ranks' gradients first, unless others is NULL; otherwise
 // grads is only read.
-static inline void chunk_squares(double* squares, float* grads, const ParamChunks* chunks,
-                                 const OtherGradients* others, cudaStream_t stream) {
+static inline void add_and_square(double* squares, float* grads, const ParamChunks* chunks,
+                                  const OtherGradients* others, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
     if (others)
         CUDA_LAUNCH(squares_kernel<true>, chunks->count, 256, stream, squares, grads, chunks->chunks,

@@ -47,24 +47,24 @@ typedef struct {
     bool sequential;        // one kernel after another: one stream, no graph
     bool forward_only;      // while scratch_bytes is asked: no backward pass will need it
     bool cudnn;             // attention by cuDNN's kernels
-    bool recompute_outputs; // tensors of KEPT_NONE are not kept: backward kernels write them again
-    bool recompute_qkv;     // nor are those of KEPT_FUSED
+    bool recompute_outputs; // tensors of UP_TO_NONE are not kept: backward kernels write them again
+    bool recompute_qkv;     // nor are those of UP_TO_FUSED
     bool recomputing;       // this forward pass repeats an earlier one: it counts nothing
 } Layer;
 
 // ----------------------------------------------------------------------------
 // tables of activations
 
-// The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the
+// The column `kept` of these tables: up to which level of --recompute every layer keeps a tensor for the
 // backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm
-// outputs, act, y but for Mamba-2's) is KEPT_NONE. What only the backward pass writes has `backward` times
+// outputs, act, y but for Mamba-2's) is UP_TO_NONE. What only the backward pass writes has `backward` times
 // its elements.
 typedef enum {
     SHARED = -1,
-    KEPT_NONE = RECOMPUTE_NONE,   // with --recompute none alone
-    KEPT_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
-    KEPT_QKV = RECOMPUTE_QKV,     // unless --recompute block
-    KEPT_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
+    UP_TO_NONE = RECOMPUTE_NONE,   // with --recompute none alone
+    UP_TO_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
+    UP_TO_QKV = RECOMPUTE_QKV,     // unless --recompute block
+    UP_TO_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
     KEPT_ALWAYS = FORWARD_ONLY
 } Kept;
 
@@ -211,7 +211,10 @@ typedef struct {
     // adds the tensors of a pass over the layer's B x T tokens; bytes of Layer.scratch besides
     void (*activations)(Activations*, const Layer*, Recompute);
     size_t (*scratch_bytes)(const Layer*);
-    void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
+    void (*init)(const Layer*);       // once after their allocation; NULL: nothing to do
+    void (*begin_step)(const Layer*); // before the first pass of an optimizer step; NULL: nothing to do
+    // before a pass reads new weights of the layer: their copies in FP8; NULL: it has no GEMMs in FP8
+    void (*weights_in_fp8)(const Layer*, const Fp8State*);
     // out = residual + mixer(in)
     void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
     // writes din, the gradient of `in`, and adds to the weights' gradients, but for the one that it returns

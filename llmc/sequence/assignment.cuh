@@ -23,7 +23,7 @@ Invariants, each with the line that keeps it:
 Without assignment_open, and in a model that does not prune, RankHeads.assignment is NULL: the heads are
 sequence_head's.
 
-Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, once a step.
+Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, at both ends of a step.
 An error of CUDA ends the program.
 */
 #pragma once
@@ -60,10 +60,12 @@ static inline void assignment_open(RankHeads* h, const Config* c) {
     free(host);
 }
 
-// Called before the first pass of a step: zeroes the counters.
-static inline void assignment_begin_step(const RankHeads* h, cudaStream_t main) {
+// Called before the first pass of a step: zeroes the counters of all layers.
+static inline void assignment_begin_step(const Layer* layer) {
+    const RankHeads* h = rank_heads(layer);
     if (!h->assignment) return;
-    CUDA_CHECK(cudaMemsetAsync(h->kept, 0, (size_t)(h->layers * h->o.heads) * sizeof *h->kept, main));
+    CUDA_CHECK(
+        cudaMemsetAsync(h->kept, 0, (size_t)(h->layers * h->o.heads) * sizeof *h->kept, layer->stream));
 }
 
 // Thread (l, rank, i) writes all_kept of a rank's i-th head: `kept` if the rank is this one, else 0.

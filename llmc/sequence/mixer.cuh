@@ -23,12 +23,12 @@ Called through the Mixer that the trainer builds from these functions. An error 
 // clang-format off
 // type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns
 #define SEQUENCE_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
-    X(bf16, head_proj, KEPT_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
-    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T/N,d] output of attention */ \
+    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
+    X(bf16, head_proj, UP_TO_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
+    X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T/N,d] output of attention */ \
     X(bf16, head_o, SHARED, BT * d)                 /* [B,T,d/N] the same, then its gradient */ \
-    X(float, o_rstd, KEPT_QKV, BT * NH)             /* [L,B,T/N,NH] */ \
-    X(bf16, y, KEPT_NONE, gates_output * BT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
+    X(float, o_rstd, UP_TO_QKV, BT * NH)             /* [L,B,T/N,NH] */ \
+    X(bf16, y, UP_TO_NONE, gates_output * BT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
     X(float, delta, SHARED, backward * BT * NH)     /* [B,NH,T/N] as in AttentionBackward */ \
     X(float, head_delta, SHARED, backward * BT * NH)            /* [B,NH/N,T] */ \
     X(bf16, dproj, SHARED, backward * BT * S)                   /* [B,T/N,S] */ \

@@ -186,9 +186,8 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
                 own);
 }
 
-// As layer_weights_in_fp8, but if ranks share sequences it converts the rank-major copies, which GEMMs read.
+// As layer_weights_in_fp8, of the rank-major copies, which GEMMs read.
 static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s) {
-    if (sequence_ranks(sequence_of(layer)) == 1) return layer_weights_in_fp8(layer, s);
     if (layer->l < 0 || layer->l >= s->layers) return;
     const ParamKind kinds[NUM_ORDERED] = {layer->table->proj.first, P_O_PROJ, P_OUTPUT_NORM};
     const bf16* w[FP8_LINEARS];

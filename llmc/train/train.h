@@ -33,7 +33,7 @@ Called by main of the trainers, and only there.
 #include "../run/trainer.h"
 #include "../plan/plan.h"
 #include "data.h"
-#include "load.h"
+#include "initial_weights.h"
 #include "signals.h"
 #include "step_progress.h"
 

@@ -334,7 +334,7 @@ struct Optimizer {
         CUDA_CHECK(cudaMemsetAsync(stats, 0, sizeof(StepStats)));
         CUDA_CHECK(cudaMemcpy(&stats.p->own.votes, &votes, sizeof votes, cudaMemcpyHostToDevice));
         loss_add(stats, losses, (int64_t)losses.n, 0);
-        chunk_squares(partial, g, &all, NULL, 0);
+        add_and_square(partial, g, &all, NULL, 0);
         global_norm(stats, partial, all.count, 0);
         global_norm_finish(stats, clip, true, 0);
         adamw_update(&t, &all, stats, &params, 0);
@@ -499,7 +499,7 @@ static void test_shards(int ranks) {
         ParamChunks list = {d_chunks, (int64_t)chunks.size(), NULL};
         AdamWTensors tensors = {copy, fp32, grads, part, m, v};
         stats.zero();
-        chunk_squares(partial, grads, &list, NULL, 0);
+        add_and_square(partial, grads, &list, NULL, 0);
         global_norm(stats, partial, list.count, 0);
         squares += stats.host()[0].own.squares;
         adamw_update(&tensors, &list, whole.stats, &whole.params, 0);

@@ -20,13 +20,13 @@ in use; the gradient of the padding is 0.
 // clang-format off
 // type, name, kept, elements of a layer
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
-    X(bf16, qkv, KEPT_FUSED, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
-    X(float, beta, KEPT_QKV, BT * NH)               /* [L,B,T,NH] */ \
-    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
-    X(float, o_rstd, KEPT_QKV, BT * NH)             /* [L,B,T,NH] */ \
-    X(bf16, y, KEPT_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
+    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
+    X(bf16, qkv, UP_TO_FUSED, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
+    X(float, beta, UP_TO_QKV, BT * NH)               /* [L,B,T,NH] */ \
+    X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, UP_TO_QKV, BT * NH)             /* [L,B,T,NH] */ \
+    X(bf16, y, UP_TO_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dqkv, SHARED, backward * BT * 3 * d) /* [B,T,3d] */ \
     X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */

@@ -21,11 +21,11 @@ A row of the GPU trainer's mixers.
 // clang-format off
 // type, name, kept, elements of a layer
 #define HGRN2_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
-    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
-    X(float, o_rstd, KEPT_QKV, BT)                  /* [L,B,T] */ \
-    X(bf16, y, KEPT_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
+    X(bf16, proj, UP_TO_QKV, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
+    X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, UP_TO_QKV, BT)                  /* [L,B,T] */ \
+    X(bf16, y, UP_TO_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
     X(float, bound, SHARED, bounded * d)        /* [d] of the layer in progress */ \
     X(bf16, dproj, SHARED, backward * BT * 3 * d)   /* [B,T,3d] */ \
     X(float, dbound, SHARED, backward * bounded * d) /* [d] */

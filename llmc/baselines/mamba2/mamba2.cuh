@@ -21,15 +21,15 @@ GEMM, of which the first R are in use; the gradient of the padding is 0. A row o
 // clang-format off
 // type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
 #define MAMBA2_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
-    X(bf16, vbc, KEPT_FUSED, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
-    X(float, steps, KEPT_QKV, BT * NH)              /* [L,B,T,NH] */ \
-    X(float, log_decay, KEPT_QKV, BT * NH)          /* [L,B,T,NH] */ \
+    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
+    X(bf16, vbc, UP_TO_FUSED, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
+    X(float, steps, UP_TO_QKV, BT * NH)              /* [L,B,T,NH] */ \
+    X(float, log_decay, UP_TO_QKV, BT * NH)          /* [L,B,T,NH] */ \
     X(float, skip, SHARED, BT * NH)             /* [B,T,NH] D / step */ \
-    X(char, saved, KEPT_FUSED, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, KEPT_QKV, BT * di)                   /* [L,B,T,NH,P] */ \
-    X(float, rstd, KEPT_QKV, BT)                    /* [L,B,T] */ \
-    X(bf16, y, KEPT_FUSED, BT * di)                  /* [L,B,T,di] */ \
+    X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, UP_TO_QKV, BT * di)                   /* [L,B,T,NH,P] */ \
+    X(float, rstd, UP_TO_QKV, BT)                    /* [L,B,T] */ \
+    X(bf16, y, UP_TO_FUSED, BT * di)                  /* [L,B,T,di] */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dvbc, SHARED, backward * BT * C)    /* [B,T,C] */ \
     X(bf16, dy, SHARED, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
