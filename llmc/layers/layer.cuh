@@ -34,6 +34,7 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
+    const CacheSizes* cache;  // of an inference engine's passes; NULL: a pass over whole sequences
     void* mixer_context;      // what the model has for its mixer besides activations; NULL: nothing
     const int32_t* doc_start; // [B,T] (documents.h); NULL without document_reset
     void* scratch;            // of one kernel at a time
@@ -204,7 +205,8 @@ static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 // what takes a block's normed residual stream back to it: attention, or what may take its place
 
 typedef struct {
-    bool eager;        // its passes are not repeated as a graph
+    bool recurrent; // slots of a cache have states, its KEPT_ALWAYS tensors where Layer.cache is; not pages
+    bool eager;     // its passes are not repeated as a graph
     bool sums_on_main; // it reads norms' gradients on the main stream: their sums over tokens are there, too
     // dies where the kernels do not support passes over [B, T] tokens
     void (*check)(const Config*, int64_t B, int64_t T);
@@ -220,8 +222,6 @@ typedef struct {
     // writes din, the gradient of `in`, and adds to the weights' gradients, but for the one that it returns
     DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
 
-    // Inference: the states of a cache's slots, and scratch of a pass (NULL: attention, which has pages);
-    // out = in + mixer(norm(in)) of the rows of the cache's pass.
-    void (*states)(Activations*, const Config*, const CacheSizes*);
+    // out = in + mixer(norm(in)) of the rows of an inference cache's pass
     void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
 } Mixer;

@@ -18,38 +18,26 @@ in use; the gradient of the padding is 0.
 #include "params.h"
 
 // clang-format off
-// type, name, kept, elements of a layer
+// type, name, kept, elements of a layer; BT: rows (recurrent_rows)
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
+    X(bf16, proj, UP_TO_QKV, training * BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
     X(bf16, qkv, UP_TO_FUSED, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
     X(float, beta, UP_TO_QKV, BT * NH)               /* [L,B,T,NH] */ \
     X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, UP_TO_QKV, BT * NH)             /* [L,B,T,NH] */ \
-    X(bf16, y, UP_TO_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
+    X(bf16, y, UP_TO_NONE, training * BT * d)                   /* [L,B,T,d] normed o */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dqkv, SHARED, backward * BT * 3 * d) /* [B,T,3d] */ \
-    X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */
-
-// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
-#define DELTANET_STATES(X) \
-    X(bf16, history, true, CONV_HISTORY * 3 * d) /* [L,slots,3,3d] the convolution's last inputs */ \
-    X(float, state, true, d * dh)             /* [L,slots,NH,dh,dh] */ \
-    X(bf16, qkv, false, R * 3 * d)             /* [R,3d] */ \
-    X(float, beta, false, R * NH)              /* [R,NH] */ \
-    X(bf16, o, false, R * d)                   /* [R,d] */ \
-    X(float, o_rstd, false, R * NH)            /* [R,NH] not read */ \
-    X(char, saved, false, saved_bytes)         /* of a scan */ \
-    X(char, scratch, false, scratch_bytes)     /* of a scan */
+    X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */ \
+    X(bf16, history, KEPT_ALWAYS, inference * CONV_HISTORY * 3 * d) /* [L,slots,3,3d] the convolution's last inputs */ \
+    X(float, state, KEPT_ALWAYS, inference * d * dh) /* [L,slots,NH,dh,dh] */ \
+    X(char, scratch, SHARED, inference * scratch_bytes) /* of a scan; in training the layer's */
 // clang-format on
 
 typedef struct {
     DELTANET_ACTS(ACTIVATION_FIELD)
 } DeltaNetActs;
-
-typedef struct {
-    DELTANET_STATES(ACTIVATION_FIELD)
-} DeltaNetStates;
 
 // Rows of q, k and v together.
 static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
@@ -67,33 +55,22 @@ static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t 
 
 static inline void deltanet_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const Config* config = layer->config;
-    const int64_t B = layer->B, T = layer->T;
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads,
-            S = matmul_padded(layer->table->proj.rows);
-    ScanShape shape = deltanet_scan_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
-    const int64_t backward = recompute != FORWARD_ONLY;
+    const int64_t BT = recurrent_rows(layer), d = config->hidden_size, dh = config_head_size(config);
+    const int64_t NH = config->num_heads, S = matmul_padded(layer->table->proj.rows);
+    const ScanShape shape = deltanet_scan_shape(config, layer->B, layer->T);
+    const int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
+    const int64_t scratch_bytes = (int64_t)delta_rule_scratch_bytes(&shape, false);
+    const int64_t training = !layer->cache, inference = !training, backward = recompute != FORWARD_ONLY;
     DELTANET_ACTS(KEPT_ROW)
 }
+
+#undef DELTANET_ACTS
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     DeltaNetActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     return a;
 }
-
-static inline void deltanet_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
-    int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, NH = config->num_heads;
-    int64_t dh = config_head_size(config);
-    ScanShape shape = deltanet_scan_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape),
-            scratch_bytes = (int64_t)delta_rule_scratch_bytes(&shape, false);
-    DELTANET_STATES(ACTIVATION_ROW)
-    activations_of_slots(rows, sizes->slots);
-}
-
-#undef DELTANET_ACTS
-#undef DELTANET_STATES
 
 static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
     (void)B, (void)T;
@@ -239,8 +216,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
 // out = in + mixer(norm(in)) of the rows of an extension
 static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
-    DeltaNetStates a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    DeltaNetActs a = deltanet_acts(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
@@ -260,11 +236,11 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
 }
 
 static const Mixer deltanet_mixer = {
+    .recurrent = true,
     .check = deltanet_check,
     .activations = deltanet_activations,
     .scratch_bytes = deltanet_scratch_bytes,
     .forward = deltanet_forward,
     .backward = deltanet_backward,
-    .states = deltanet_states,
     .extend = deltanet_extend,
 };

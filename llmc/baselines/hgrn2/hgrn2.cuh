@@ -19,34 +19,23 @@ A row of the GPU trainer's mixers.
 #include "params.h"
 
 // clang-format off
-// type, name, kept, elements of a layer
+// type, name, kept, elements of a layer; BT: rows (recurrent_rows)
 #define HGRN2_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
+    X(bf16, proj, UP_TO_QKV, training * BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
     X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, UP_TO_QKV, BT)                  /* [L,B,T] */ \
-    X(bf16, y, UP_TO_NONE, BT * d)                   /* [L,B,T,d] normed o */ \
+    X(bf16, y, UP_TO_NONE, training * BT * d)                   /* [L,B,T,d] normed o */ \
     X(float, bound, SHARED, bounded * d)        /* [d] of the layer in progress */ \
     X(bf16, dproj, SHARED, backward * BT * 3 * d)   /* [B,T,3d] */ \
-    X(float, dbound, SHARED, backward * bounded * d) /* [d] */
-
-// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
-#define HGRN2_STATES(X) \
-    X(float, state, true, d * dh)             /* [L,slots,NH,dh,dh] */ \
-    X(bf16, o, false, R * d)                   /* [R,d] */ \
-    X(float, o_rstd, false, R)                 /* [R] not read */ \
-    X(float, bound, false, bounded * d)        /* [d] */ \
-    X(char, saved, false, saved_bytes)         /* of a scan */ \
-    X(char, scratch, false, scratch_bytes)     /* of a scan */
+    X(float, dbound, SHARED, backward * bounded * d) /* [d] */ \
+    X(float, state, KEPT_ALWAYS, inference * d * dh) /* [L,slots,NH,dh,dh] */ \
+    X(char, scratch, SHARED, inference * scratch_bytes) /* of a scan; in training the layer's */
 // clang-format on
 
 typedef struct {
     HGRN2_ACTS(ACTIVATION_FIELD)
 } Hgrn2Acts;
-
-typedef struct {
-    HGRN2_STATES(ACTIVATION_FIELD)
-} Hgrn2States;
 
 static inline GlaShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
     return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
@@ -54,32 +43,22 @@ static inline GlaShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
 
 static inline void hgrn2_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const Config* config = layer->config;
-    const int64_t B = layer->B, T = layer->T;
-    int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
-    GlaShape shape = hgrn2_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape);
-    const int64_t backward = recompute != FORWARD_ONLY;
+    const int64_t BT = recurrent_rows(layer), d = config->hidden_size, dh = config_head_size(config);
+    const GlaShape shape = hgrn2_shape(config, layer->B, layer->T);
+    const int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape);
+    const int64_t scratch_bytes = (int64_t)gla_scratch_bytes(&shape, false);
+    const int64_t training = !layer->cache, inference = !training, backward = recompute != FORWARD_ONLY;
+    const int64_t bounded = config->use_lower_bound;
     HGRN2_ACTS(KEPT_ROW)
 }
+
+#undef HGRN2_ACTS
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
     Hgrn2Acts a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     return a;
 }
-
-static inline void hgrn2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
-    int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, dh = config_head_size(config);
-    int64_t bounded = config->use_lower_bound;
-    GlaShape shape = hgrn2_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)gla_saved_bytes(&shape),
-            scratch_bytes = (int64_t)gla_scratch_bytes(&shape, false);
-    HGRN2_STATES(ACTIVATION_ROW)
-    activations_of_slots(rows, sizes->slots);
-}
-
-#undef HGRN2_ACTS
-#undef HGRN2_STATES
 
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
     (void)T;
@@ -192,8 +171,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
 static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
     const PassArrays* pass = &cache->device.pass;
-    Hgrn2States a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    Hgrn2Acts a = hgrn2_acts(layer);
     int64_t d = layer->config->hidden_size, dh = config_head_size(layer->config);
     GlaShape shape = hgrn2_shape(layer->config, 1, layer->T);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
@@ -225,11 +203,11 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
 }
 
 static const Mixer hgrn2_mixer = {
+    .recurrent = true,
     .check = hgrn2_check,
     .activations = hgrn2_activations,
     .scratch_bytes = hgrn2_scratch_bytes,
     .forward = hgrn2_forward,
     .backward = hgrn2_backward,
-    .states = hgrn2_states,
     .extend = hgrn2_extend,
 };

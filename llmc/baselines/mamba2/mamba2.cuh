@@ -19,9 +19,9 @@ GEMM, of which the first R are in use; the gradient of the padding is 0. A row o
 #include "params.h"
 
 // clang-format off
-// type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
+// type, name, kept, elements of a layer; BT: rows (recurrent_rows); C = di + 2 N, R = di + C + NH
 #define MAMBA2_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
+    X(bf16, proj, UP_TO_QKV, training * BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
     X(bf16, vbc, UP_TO_FUSED, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
     X(float, steps, UP_TO_QKV, BT * NH)              /* [L,B,T,NH] */ \
     X(float, log_decay, UP_TO_QKV, BT * NH)          /* [L,B,T,NH] */ \
@@ -29,33 +29,19 @@ GEMM, of which the first R are in use; the gradient of the padding is 0. A row o
     X(char, saved, UP_TO_FUSED, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, UP_TO_QKV, BT * di)                   /* [L,B,T,NH,P] */ \
     X(float, rstd, UP_TO_QKV, BT)                    /* [L,B,T] */ \
-    X(bf16, y, UP_TO_FUSED, BT * di)                  /* [L,B,T,di] */ \
+    X(bf16, y, UP_TO_FUSED, training * BT * di)                  /* [L,B,T,di] */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dvbc, SHARED, backward * BT * C)    /* [B,T,C] */ \
     X(bf16, dy, SHARED, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
-    X(float, dlog_decay, SHARED, backward * BT * NH) /* [B,T,NH] */
-
-// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
-#define MAMBA2_STATES(X) \
-    X(bf16, history, true, CONV_HISTORY * C)  /* [L,slots,3,C] the convolution's last inputs */ \
-    X(float, state, true, N * di)             /* [L,slots,NH,N,P] */ \
-    X(bf16, vbc, false, R * C)                 /* [R,C] */ \
-    X(float, steps, false, R * NH)             /* [R,NH] */ \
-    X(float, log_decay, false, R * NH)         /* [R,NH] */ \
-    X(float, skip, false, R * NH)              /* [R,NH] */ \
-    X(bf16, o, false, R * di)                  /* [R,di] */ \
-    X(float, rstd, false, R)                   /* [R] not read */ \
-    X(char, saved, false, saved_bytes)         /* of a scan */ \
-    X(char, scratch, false, scratch_bytes)     /* of a scan */
+    X(float, dlog_decay, SHARED, backward * BT * NH) /* [B,T,NH] */ \
+    X(bf16, history, KEPT_ALWAYS, inference * CONV_HISTORY * C) /* [L,slots,3,C] the convolution's last inputs */ \
+    X(float, state, KEPT_ALWAYS, inference * N * di) /* [L,slots,NH,N,P] */ \
+    X(char, scratch, SHARED, inference * scratch_bytes) /* of a scan; in training the layer's */
 // clang-format on
 
 typedef struct {
     MAMBA2_ACTS(ACTIVATION_FIELD)
 } Mamba2Acts;
-
-typedef struct {
-    MAMBA2_STATES(ACTIVATION_FIELD)
-} Mamba2States;
 
 static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
     int64_t C = config_inner_size(c) + 2 * c->state_size;
@@ -72,34 +58,22 @@ static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T)
 
 static inline void mamba2_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const Config* config = layer->config;
-    const int64_t B = layer->B, T = layer->T;
-    int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
-            C = di + 2 * config->state_size;
-    int64_t S = matmul_padded(layer->table->proj.rows);
-    ScanShape shape = mamba2_scan_shape(config, B, T);
-    int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
-    const int64_t backward = recompute != FORWARD_ONLY;
+    const int64_t BT = recurrent_rows(layer), di = config_inner_size(config), NH = config->num_heads;
+    const int64_t N = config->state_size, C = di + 2 * N, S = matmul_padded(layer->table->proj.rows);
+    const ScanShape shape = mamba2_scan_shape(config, layer->B, layer->T);
+    const int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
+    const int64_t scratch_bytes = (int64_t)ssd_scratch_bytes(&shape, false);
+    const int64_t training = !layer->cache, inference = !training, backward = recompute != FORWARD_ONLY;
     MAMBA2_ACTS(KEPT_ROW)
 }
+
+#undef MAMBA2_ACTS
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {
     Mamba2Acts a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     return a;
 }
-
-static inline void mamba2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
-    int64_t R = linear_padded_rows(sizes->rows), di = config_inner_size(config), NH = config->num_heads;
-    int64_t N = config->state_size, C = di + 2 * N;
-    ScanShape shape = mamba2_scan_shape(config, 1, sizes->rows);
-    int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape),
-            scratch_bytes = (int64_t)ssd_scratch_bytes(&shape, false);
-    MAMBA2_STATES(ACTIVATION_ROW)
-    activations_of_slots(rows, sizes->slots);
-}
-
-#undef MAMBA2_ACTS
-#undef MAMBA2_STATES
 
 static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
     (void)B, (void)T;
@@ -119,8 +93,8 @@ static inline size_t mamba2_scratch_bytes(const Layer* layer) {
 // ----------------------------------------------------------------------------
 // the mixer
 
-// The convolution, with the steps of a pass, whose activations are Mamba2Acts or Mamba2States.
-template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Acts& a) {
+// The convolution, with the steps of a pass.
+static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Mamba2Acts& a) {
     const Config* c = layer->config;
     int64_t di = config_inner_size(c), R = layer->table->proj.rows;
     Conv conv = {};
@@ -229,8 +203,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
 // out = in + mixer(norm(in)) of the rows of an extension
 static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
-    Mamba2States a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    Mamba2Acts a = mamba2_acts(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, e->proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
@@ -248,11 +221,11 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
 }
 
 static const Mixer mamba2_mixer = {
+    .recurrent = true,
     .check = mamba2_check,
     .activations = mamba2_activations,
     .scratch_bytes = mamba2_scratch_bytes,
     .forward = mamba2_forward,
     .backward = mamba2_backward,
-    .states = mamba2_states,
     .extend = mamba2_extend,
 };

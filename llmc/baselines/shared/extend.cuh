@@ -21,6 +21,11 @@ Called by the recurrent mixers and the GPU trainer.
 // ----------------------------------------------------------------------------
 // states
 
+// Rows of a mixer's tensors: B T in training; in inference those of the largest pass, as GEMMs pad them.
+static inline int64_t recurrent_rows(const Layer* layer) {
+    return layer->cache ? linear_padded_rows(layer->T) : layer->B * layer->T;
+}
+
 // The state of a slot, zero where the sequence is empty; `size` elements each
 template <class T>
 static inline T* slot_state(T* states, int64_t size, const PassRows* sequence, cudaStream_t stream) {

@@ -23,13 +23,21 @@ Called by train_fox.cu.
 
 // What of a cache is in pages: nothing of a recurrent mixer.
 static inline CacheModel cache_model(const Config* c, const Mixer* mixer) {
-    return mixer->states ? CacheModel() : attention_cache_model(c);
+    return mixer->recurrent ? CacheModel() : attention_cache_model(c);
 }
 
 // The states of a cache's slots, and scratch.
-static inline Activations cache_states(const Config* c, const Mixer* mixer, const CacheSizes* sizes) {
+static inline Activations cache_states(const Config* c, const ParamTable* params, const Mixer* mixer,
+                                       const CacheSizes* sizes) {
     Activations states = {};
-    if (mixer->states) mixer->states(&states, c, sizes);
+    Layer layer = {};
+    layer.config = c;
+    layer.table = params;
+    layer.B = 1;
+    layer.T = sizes->rows;
+    layer.cache = sizes;
+    if (mixer->recurrent) mixer->activations(&states, &layer, FORWARD_ONLY);
+    activations_of_slots(&states, sizes->slots);
     return states;
 }
 
@@ -37,7 +45,7 @@ static inline Activations cache_states(const Config* c, const Mixer* mixer, cons
 static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* mixer,
                                   const CacheSizes* sizes) {
     CacheModel of = cache_model(c, mixer);
-    Activations table = extend_activations(c, params, sizes), states = cache_states(c, mixer, sizes);
+    Activations table = extend_activations(c, params, sizes), states = cache_states(c, params, mixer, sizes);
     return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
            activations_bytes(&states, c->num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
 }
@@ -89,7 +97,7 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     bool all = device_cache_new(&cache->device, &of, sizes);
     if (all) {
         cache->table = extend_activations(c, layer->table, sizes);
-        cache->states = cache_states(c, mixer, sizes);
+        cache->states = cache_states(c, layer->table, mixer, sizes);
         all = cache_allocate_table(&cache->table, 1) &&
               cache_allocate_table(&cache->states, c->num_hidden_layers);
     }
@@ -101,6 +109,7 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     cache->mixer = mixer;
     cache->layer.B = 1;
     cache->layer.mixer = &cache->states;
+    cache->layer.cache = &cache->device.sizes;
     cache->layer.mlp = NULL;
     cache->layer.matmul = &cache->matmul;
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
@@ -140,7 +149,7 @@ static inline void extend_rows(Cache* cache, int64_t outputs) {
     Layer layer = cache_layer(cache, 0, rows);
     const int64_t L = layer.config->num_hidden_layers, d = layer.config->hidden_size;
     bf16 *x = a->x, *other = a->x_mid;
-    if (!cache->mixer->states) attention_begin_extend(&layer, cache);
+    if (!cache->mixer->recurrent) attention_begin_extend(&layer, cache);
     embedding_forward(x, cache->device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), rows, d,
                       layer.stream);
     for (int64_t l = 0; l < L; l++) {
