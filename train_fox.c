@@ -24,9 +24,9 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/memory.h"                  // defines: memory_left
 #include "llmc/cpu/threads.h"                 // defines: threads_start
 #include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
-#include "llmc/exchange/mpi.h"                // defines: mpi_sum, mpi_reduce_scatter, mpi_all_gather
-#include "llmc/inference/cpu/extend.h"        // defines: Cache, cache_*, paged_attention
-#include "llmc/train/train.h"                 // defines: run_main; includes Config, ParamTable, Run, Trainer
+#include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
+#include "llmc/inference/cpu/extend.h" // defines: Cache, cache_*, paged_attention
+#include "llmc/train/train.h"          // defines: run_main; includes Config, ParamTable, Run, Trainer
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]
@@ -733,6 +733,7 @@ typedef struct Model {
     bool own_finite;           // this rank's share of both
     double began;              // the step, in seconds_now()
     CoreWatch core_watch;      // of its forward and backward passes
+    World* world;              // the ranks
     real* scratch;             // [shard_count] with several ranks
     RankTime* times;           // [ranks]
     double marks[NUM_MARKS];   // in seconds_now()
@@ -986,11 +987,11 @@ static void model_update(Model* model, const AdamWParams* adamw, double grad_sca
 // With several ranks: each gets its shard of the sum of gradients, and after the update all weights.
 static void model_reduce_gradients(Model* model) {
     for (int b = model->shard.num_buckets - 1; model->shard.size > 1 && b >= 0; b--)
-        mpi_reduce_scatter(model->grads, model->scratch, &model->shard, b, sizeof(real));
+        exchange_reduce_scatter(model->world, model->grads, model->scratch, &model->shard, b, sizeof(real));
 }
 static void model_gather_weights(Model* model) {
     for (int b = 0; model->shard.size > 1 && b < model->shard.num_buckets; b++)
-        mpi_all_gather(model->params, &model->shard, b, sizeof(real));
+        exchange_all_gather(model->world, model->params, &model->shard, b, sizeof(real));
 }
 
 // ----------------------------------------------------------------------------
@@ -1043,8 +1044,8 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
         memset(model->times, 0, (size_t)ranks * sizeof(RankTime));
         own->computing = computed - model->began;
         own->waiting = seconds_now() - computed;
-        mpi_sum((double*)sums, sizeof *sums / sizeof(double));
-        mpi_sum((double*)model->times, RANK_TIMES * ranks);
+        exchange_sum(model->world, (double*)sums, sizeof *sums / sizeof(double));
+        exchange_sum(model->world, (double*)model->times, RANK_TIMES * ranks);
     }
     const double scale = step_scale(&sums->votes);
     model->norm = scale * sqrt(sums->squares);
@@ -1111,8 +1112,8 @@ static Model* trainer_open(Run* run) {
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it
 #endif
-    mpi_require(run->world);
     *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
+    model->world = run->world;
     if (run_infers(run)) return model;
     model_allocate_activations(model, run->micro_batch, run->options.seq_len);
     model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));

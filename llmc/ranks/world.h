@@ -216,20 +216,34 @@ static inline void world_barrier(World* w) {
     if (lost >= 0) world_lost(w, lost);
 }
 
-// Collective: replaces each of x[n] by its sum over all ranks, added in the order of ranks on rank 0: the
-// same bits on all ranks, each time.
-static inline void world_sum(World* w, double* x, int n) {
+// x[n] += y[n], floats or doubles.
+static inline void world_add(void* x, const void* y, size_t n, size_t element_bytes) {
+    for (size_t i = 0; element_bytes == sizeof(float) && i < n; i++) ((float*)x)[i] += ((const float*)y)[i];
+    for (size_t i = 0; element_bytes == sizeof(double) && i < n; i++)
+        ((double*)x)[i] += ((const double*)y)[i];
+}
+
+// Collective: replaces each of x[n], floats or doubles, by its sum over all ranks, added in the order of ranks on rank
+// 0: the same bits on all ranks, each time.
+static inline void world_sum_reals(World* w, void* x, size_t n, size_t element_bytes) {
+    const size_t bytes = n * element_bytes;
+    int lost = -1;
     if (w->size == 1) return;
-    size_t bytes = (size_t)n * sizeof *x;
-    double* all = (double*)xcalloc(w->rank == 0 ? (size_t)w->size : 1, bytes);
     world_arrive(w);
-    int lost = world_gather(w, WORLD_SUM, all, x, bytes);
-    for (int r = 1; w->rank == 0 && lost < 0 && r < w->size; r++)
-        for (int i = 0; i < n; i++) x[i] += all[(size_t)r * (size_t)n + (size_t)i];
+    if (w->rank != 0) {
+        lost = world_put(w, 0, WORLD_SUM, x, bytes) ? -1 : 0;
+    } else {
+        void* theirs = xcalloc(n, element_bytes);
+        for (int r = 1; lost < 0 && r < w->size; r++) {
+            if (!world_get(w, r, WORLD_SUM, theirs, bytes)) lost = r;
+            if (lost < 0) world_add(x, theirs, n, element_bytes);
+        }
+        free(theirs);
+    }
     if (lost < 0) lost = world_spread(w, WORLD_SUM, x, bytes);
     if (lost >= 0) world_lost(w, lost);
-    free(all);
 }
+static inline void world_sum(World* w, double* x, int n) { world_sum_reals(w, x, (size_t)n, sizeof *x); }
 
 // ----------------------------------------------------------------------------
 // bulk data between rank 0 and another rank, for one thread at a time that need not be the main thread.

@@ -194,6 +194,17 @@ static void compute(World* w, int victim) {
         }
     world_sum(w, x, 3);
     EXPECT(memcmp(x, sum, sizeof x) == 0);
+    float y[3], float_sum[3];
+    for (int i = 0; i < 3; i++) {
+        float_sum[i] = 0;
+        for (int r = 0; r < w->size; r++) {
+            const float term = 1.f / (float)(1 + i + r);
+            float_sum[i] = r ? float_sum[i] + term : term;
+            if (r == w->rank) y[i] = term;
+        }
+    }
+    world_sum_reals(w, y, 3, sizeof *y);
+    EXPECT(memcmp(y, float_sum, sizeof y) == 0);
     world_allgather(w, sums, x, sizeof x);
     for (int r = 0; r < w->size; r++) EXPECT(memcmp(sums + 3 * r, x, sizeof x) == 0);
 
