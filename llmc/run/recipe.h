@@ -34,7 +34,7 @@ static inline const char* shuffle_text(int64_t shuffle) {
 // Is the option a part of recipes?
 static inline bool recipe_has_option(const CliRow* row) {
     return row->offset == offsetof(Options, seq_len) || row->offset == offsetof(Options, shuffle) ||
-           (option_trains(row) && row->offset != offsetof(Options, json_escape));
+           (option_has(row, TRAINS) && row->offset != offsetof(Options, json_escape));
 }
 
 // Adds "NAME IS (WAS)" to a list where the texts of the values differ.

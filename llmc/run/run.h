@@ -244,7 +244,7 @@ static inline void resume_check_end(const Run* run) {
     char at[RUN_PROGRESS_BYTES];
     if (run->state.step < run->last_step) return;
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
-        const char* change = option_trains(row) ? option_change(o, &run->before, row) : NULL;
+        const char* change = option_has(row, TRAINS) ? option_change(o, &run->before, row) : NULL;
         if (change)
             die("--%s: the run in %s is at %s, where nothing is left to train with it; leave it out, or "
                 "choose another --out",

@@ -407,7 +407,8 @@ static void check_restore(void) {
     options_defaults(&to);
     CHECK(options_restore(&to, none, "record", &j, node, &err), "%s", err.msg);
     for (int i = 0; i < NUM_OPTION_ROWS; i++)
-        CHECK(option_rows[i].type == CLI_GROUP || has_default(&to, i) == !option_recorded(&option_rows[i]),
+        CHECK(option_rows[i].type == CLI_GROUP ||
+                  has_default(&to, i) == !option_has(&option_rows[i], RECORDED),
               "--%s", option_rows[i].name);
     Json again = record_of(&to);
     CHECK(again.count == j.count, "the record of what was restored");

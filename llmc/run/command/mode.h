@@ -10,18 +10,6 @@ Called by run.h. Functions die() on error.
 
 #include "options.h"
 
-// What a process does: train, or one thing and exit.
-typedef enum {
-    RUN_TRAIN,
-    RUN_GENERATE,
-    RUN_REQUESTS,
-    RUN_DUMP,
-    RUN_BENCH,
-    RUN_DRY,
-    RUN_EVAL,
-    RUN_MAPS
-} RunMode;
-
 typedef struct {
     Options options; // numbers and choices that were not given are OPTION_UNSET
     bool given[NUM_OPTION_ROWS];
@@ -46,13 +34,6 @@ static inline bool command_line_gives(const CommandLine* line, size_t field) {
 
 // ----------------------------------------------------------------------------
 // options of another mode
-
-enum {
-    GENERATES = 1 << RUN_GENERATE,
-    ANSWERS = 1 << RUN_REQUESTS,
-    EVALUATES = 1 << RUN_EVAL,
-    MAPS = 1 << RUN_MAPS
-};
 
 // Does it read one sequence at a time, of up to the trained length?
 static inline bool mode_reads_sequences(RunMode mode) { return (GENERATES | ANSWERS | MAPS) >> mode & 1; }
@@ -81,48 +62,13 @@ static inline const char* mode_meant(RunMode mode, size_t field) {
     return NULL;
 }
 
-// Does a mode that takes a model as it is use the option? --model and --recipe have errors of their own.
-static inline bool mode_takes(RunMode mode, size_t field) {
-    static const struct {
-        size_t field;
-        unsigned modes;
-    } taken[] = {
-        {offsetof(Options, val_data), EVALUATES | MAPS},
-        {offsetof(Options, val_tokens), EVALUATES},
-        {offsetof(Options, micro_batch), EVALUATES},
-        {offsetof(Options, vocab), GENERATES | ANSWERS | MAPS},
-        {offsetof(Options, json_escape), GENERATES | ANSWERS | MAPS},
-        {offsetof(Options, prompt), GENERATES | MAPS},
-        {offsetof(Options, samples), GENERATES},
-        {offsetof(Options, stop), GENERATES},
-        {offsetof(Options, generate), GENERATES | ANSWERS}, // of --requests these are defaults
-        {offsetof(Options, temperature), GENERATES | ANSWERS},
-        {offsetof(Options, top_k), GENERATES | ANSWERS},
-        {offsetof(Options, top_p), GENERATES | ANSWERS},
-        {offsetof(Options, min_p), GENERATES | ANSWERS},
-        {offsetof(Options, seed), GENERATES | ANSWERS},
-        {offsetof(Options, requests), ANSWERS},
-        {offsetof(Options, eval), EVALUATES},
-        {offsetof(Options, maps), MAPS},
-    };
-    static const size_t by_all[] = {
-        offsetof(Options, model),         offsetof(Options, recipe),  offsetof(Options, set),
-        offsetof(Options, init),          offsetof(Options, seq_len), offsetof(Options, attention),
-        offsetof(Options, deterministic), offsetof(Options, timeout), offsetof(Options, sequence_ranks)};
-    for (size_t i = 0; i < sizeof by_all / sizeof by_all[0]; i++)
-        if (by_all[i] == field) return true;
-    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++)
-        if (taken[i].field == field) return taken[i].modes >> mode & 1;
-    return false;
-}
-
 // Dies where an option on the command line is of another mode, or the mode lacks one.
 static inline void mode_check_options(const CommandLine* line) {
     const Options* o = &line->options;
     const char* mode = mode_option(line);
     for (int i = 0; mode && i < NUM_OPTION_ROWS; i++) {
         const CliRow* row = &option_rows[i];
-        if (row->type == CLI_GROUP || !line->given[i] || mode_takes(line->mode, row->offset)) continue;
+        if (!line->given[i] || option_has(row, 1u << line->mode)) continue;
         const char* meant = mode_meant(line->mode, row->offset);
         die("--%s: of no use with --%s: %s", row->name, mode, meant ? meant : "leave it out");
     }

@@ -39,154 +39,195 @@ typedef enum { DRY_RUN_PLAN, DRY_RUN_CONFIG } DryRunKind; // as those of --dry-r
 typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
 typedef enum { SCHEDULE_CHOICES(CHOICE_VALUE) } ScheduleKind; // llmc/run/schedule.h
 
-// GROUP(title) starts a group of --help. ROW(type, field, name, value name, default, least, most, help)
+// What a process does: train, or one thing and exit.
+typedef enum {
+    RUN_TRAIN,
+    RUN_GENERATE,
+    RUN_REQUESTS,
+    RUN_DUMP,
+    RUN_BENCH,
+    RUN_DRY,
+    RUN_EVAL,
+    RUN_MAPS
+} RunMode;
+
+// What uses an option: modes that take a model as it is, beside those that train, and the record of the run
+enum {
+    THIS_PROCESS = 0,
+    GENERATES = 1 << RUN_GENERATE,
+    ANSWERS = 1 << RUN_REQUESTS,
+    EVALUATES = 1 << RUN_EVAL,
+    MAPS = 1 << RUN_MAPS,
+    ALL_MODES = GENERATES | ANSWERS | EVALUATES | MAPS,
+    RECORDED = 1 << 16, // by trainer.json, from which --resume restores it
+    TRAINS = RECORDED |
+             1 << 17, // and it decides what a resumed run learns, or what its text is; others say how it is
+                      // computed, kept and measured. What can never change (run.h) is RECORDED alone
+};
+
+// GROUP(title) starts a group of --help. ROW(type, field, uses, name, value name, default, least, most, help)
 // clang-format off
 #define OPTIONS(GROUP, ROW) \
 GROUP("Model") \
-ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
+ROW(TEXT, model, RECORDED | ALL_MODES, "model", "NAME", 0, 0, 0, \
     "preset: one of " PRESET_NAMES) \
-ROW(CHOICE, recipe, "recipe", &RECIPE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+ROW(CHOICE, recipe, RECORDED | ALL_MODES, "recipe", &RECIPE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "train the preset as published, by the table below: the paper's main table, the analysis runs of its " \
     "repository, or its anonymous submission [analysis]") \
-ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
-ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
+ROW(LIST, set, RECORDED | ALL_MODES, "set", "KEY=VALUE", 0, 0, 0, \
+    "set a key of config.json, as in use_rope=true; repeatable") \
+ROW(TEXT, init, RECORDED | ALL_MODES, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
 GROUP("Data") \
-ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
-ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
-ROW(FLAG, data_changed, "data-changed", "", 0, 0, 0, \
+ROW(TEXT, data, RECORDED, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
+ROW(TEXT, val_data, RECORDED | EVALUATES | MAPS, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
+ROW(FLAG, data_changed, THIS_PROCESS, "data-changed", "", 0, 0, 0, \
     "resume although --data holds other data than when the checkpoint was written") \
-ROW(SWITCH, shuffle, "shuffle", "false|true", OPTION_UNSET, SHUFFLE_TRUE, 0, \
+ROW(SWITCH, shuffle, RECORDED, "shuffle", "false|true", OPTION_UNSET, SHUFFLE_TRUE, 0, \
     "read the sequences in an order drawn from the seed, another one in every epoch, or in the data's " \
     "order [true of token streams; false of documents, as in the paper]") \
-ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
+ROW(TEXT, vocab, RECORDED | GENERATES | ANSWERS | MAPS, "vocab", "FILE", 0, 0, 0, \
     "GPT-2's vocab.bpe (in the repository " GPT2_VOCAB "), for text of a model of its vocabulary whose " \
     "folder has no tokenizer.json") \
-ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
+ROW(FLAG, json_escape, TRAINS | GENERATES | ANSWERS | MAPS, "json-escape", "", 0, 0, 0, \
+    "the model's text is JSON-escaped, as in LongCrawl64") \
 GROUP("Training") \
-ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequence [the preset's]") \
-ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
+ROW(COUNT, seq_len, RECORDED | ALL_MODES, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, \
+    "tokens per sequence [the preset's]") \
+ROW(COUNT, batch_tokens, TRAINS, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
     "tokens per optimizer step [the preset's]") \
-ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
+ROW(COUNT, micro_batch, RECORDED | EVALUATES, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
     "sequences per forward and backward pass [chosen by the trainer]") \
-ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+ROW(COUNT, max_tokens, TRAINS, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "tokens to train on, where the learning rate's schedule ends [the recipe's]") \
-ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
+ROW(COUNT, max_steps, THIS_PROCESS, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
-ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the recipe's]") \
-ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
+ROW(REAL, lr, TRAINS, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the recipe's]") \
+ROW(COUNT, warmup_tokens, TRAINS, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share " \
     "of it]") \
-ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
+ROW(CHOICE, lr_schedule, TRAINS, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
     "learning rate after the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens " \
     "[cosine]") \
-ROW(REAL, lr_end, "lr-end", "F", OPTION_UNSET, 0, 1, \
+ROW(REAL, lr_end, TRAINS, "lr-end", "F", OPTION_UNSET, 0, 1, \
     "learning rate at the end, as a share of the peak; not of constant [the recipe's]") \
-ROW(COUNT, cooldown_tokens, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+ROW(COUNT, cooldown_tokens, TRAINS, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "with wsd: tokens at the end over which the learning rate falls [a fifth of --max-tokens]") \
-ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
+ROW(REAL, weight_decay, TRAINS, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
-ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
-ROW(REAL, beta2, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
-ROW(REAL, adam_eps, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
-ROW(REAL, grad_clip, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
-ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 62, "seed of initial weights, shuffling and samples") \
+ROW(REAL, beta1, TRAINS, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
+ROW(REAL, beta2, TRAINS, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
+ROW(REAL, adam_eps, TRAINS, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
+ROW(REAL, grad_clip, TRAINS, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
+ROW(COUNT, seed, RECORDED | GENERATES | ANSWERS, "seed", "N", 1, 0, 1LL << 62, \
+    "seed of initial weights, shuffling and samples") \
 GROUP("Output") \
-ROW(TEXT, out, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.jsonl") \
-ROW(FLAG, resume, "resume", "", 0, 0, 0, \
+ROW(TEXT, out, THIS_PROCESS, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.jsonl") \
+ROW(FLAG, resume, THIS_PROCESS, "resume", "", 0, 0, 0, \
     "continue from the newest checkpoint in --out, with its recorded options; without a checkpoint start " \
     "anew") \
-ROW(TEXT, resume_from, "resume-from", "DIR", 0, 0, 0, \
+ROW(TEXT, resume_from, RECORDED, "resume-from", "DIR", 0, 0, 0, \
     "begin the run of a new --out where RUN/step_N, a checkpoint of another run, ends, with its " \
     "recorded options") \
-ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, \
+ROW(COUNT, save_every, RECORDED, "save-every", "STEPS", 1000, 0, 1LL << 40, \
     "steps between checkpoints; 0: only one at the end") \
-ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
-ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
+ROW(COUNT, keep, RECORDED, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
+ROW(COUNT, log_every, RECORDED, "log-every", "STEPS", 1, 1, 1LL << 40, \
     "steps between lines on the terminal; log.jsonl has every step") \
-ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
+ROW(COUNT, val_every, RECORDED, "val-every", "STEPS", 250, 0, 1LL << 40, \
     "steps between measurements of the loss on --val-data; 0: only one at the end") \
-ROW(COUNT, val_tokens, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+ROW(COUNT, val_tokens, RECORDED | EVALUATES, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "held-out tokens to measure it on, at most those in --val-data [at most 1 Mi, so that it takes a few " \
     "percent of the time; with --eval all]") \
-ROW(COUNT, eval_every, "eval-every", "STEPS", 0, 0, 1LL << 40, \
+ROW(COUNT, eval_every, RECORDED, "eval-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between evaluations, of which one is at the end: the loss by position on --val-data, and " \
     "--eval-requests; 0: none") \
-ROW(TEXT, eval_requests, "eval-requests", "FILE", 0, 0, 0, \
+ROW(TEXT, eval_requests, RECORDED, "eval-requests", "FILE", 0, 0, 0, \
     "JSON lines as --requests takes them, of up to --seq-len tokens, which an evaluation answers and " \
     "adds up") \
-ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
+ROW(COUNT, sample_every, RECORDED, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
-ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
+ROW(COUNT, generate, RECORDED | GENERATES | ANSWERS, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
     "print up to N tokens, until end of text, from the model of --init, and exit, as --init and " \
     "--prompt alone do; with --data the length of samples [128]") \
-ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
+ROW(TEXT, prompt, RECORDED | GENERATES | MAPS, "prompt", "TEXT", 0, 0, 0, \
     "text to continue [empty: the start of a document]; -: standard input with --maps, and with " \
     "--generate each of its lines") \
-ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
-ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
-ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
-ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
-ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
-ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
+ROW(COUNT, samples, RECORDED | GENERATES, "samples", "N", 1, 1, 512, \
+    "samples of the prompt, generated at once") \
+ROW(LIST, stop, RECORDED | GENERATES, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
+ROW(REAL, temperature, RECORDED | GENERATES | ANSWERS, "temperature", "X", 1.0, 0, 100, \
+    "divides the logits; 0: the most likely token") \
+ROW(COUNT, top_k, RECORDED | GENERATES | ANSWERS, "top-k", "N", 0, 0, 1 << 24, \
+    "sample from the N most likely tokens; 0: from all") \
+ROW(REAL, top_p, RECORDED | GENERATES | ANSWERS, "top-p", "X", 1.0, 0, 1, \
+    "sample from the most likely tokens with this total probability") \
+ROW(REAL, min_p, RECORDED | GENERATES | ANSWERS, "min-p", "X", 0.0, 0, 1, \
     "sample from tokens at least X times as likely as the most likely one") \
 GROUP("Evaluation") \
-ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
+ROW(TEXT, eval, EVALUATES, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; " \
     "--seq-len may be longer than the one trained on [65536 where documents are that long, else the " \
     "one trained on]") \
-ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
+ROW(TEXT, requests, ANSWERS, "requests", "FILE", 0, 0, 0, \
     "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or " \
     "generate; and exit") \
-ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
+ROW(TEXT, maps, MAPS, "maps", "FILE", 0, 0, 0, \
     "write what each head of the model of --init forgets and attends to, on --prompt or --val-data, for " \
     "scripts/eval/maps.py, and exit") \
 GROUP("GPU (ignored by the CPU trainer, but in --dry-run --gpu)") \
-ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+ROW(CHOICE, recompute, RECORDED, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none; outputs of norms, gates and " \
     "SwiGLU; q, k and v too; the whole block [the first that fits]") \
-ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+ROW(CHOICE, attention, RECORDED | ALL_MODES, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], \
+    OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
-ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
-ROW(FLAG, fp8, "fp8", "", 0, 0, 0, \
+ROW(FLAG, deterministic, RECORDED | ALL_MODES, "deterministic", "", 0, 0, 0, \
+    "bitwise reproducible, slightly slower") \
+ROW(FLAG, fp8, RECORDED, "fp8", "", 0, 0, 0, \
     "train with the blocks' large GEMMs in FP8, but for weight gradients; models with attention, on GPUs " \
     "from compute capability 8.9 on") \
 GROUP("Many ranks (mpirun, torchrun or srun)") \
-ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
+ROW(COUNT, timeout, ALL_MODES, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank does not come, or makes no progress, for so long") \
-ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
+ROW(COUNT, ranks, THIS_PROCESS, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
     "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
-ROW(COUNT, sequence_ranks, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
+ROW(COUNT, sequence_ranks, RECORDED | ALL_MODES, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
     "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
-ROW(SWITCH, dry_run, "dry-run", "plan|config", OPTION_UNSET, DRY_RUN_PLAN, 0, \
+ROW(SWITCH, dry_run, THIS_PROCESS, "dry-run", "plan|config", OPTION_UNSET, DRY_RUN_PLAN, 0, \
     "print memory, time, checkpoints and sizes, with `config` the model's configuration too, and exit; needs no " \
     "GPU") \
-ROW(TEXT, gpu, "gpu", "NAME", 0, 0, 0, \
+ROW(TEXT, gpu, THIS_PROCESS, "gpu", "NAME", 0, 0, 0, \
     "with --dry-run: plan for this GPU, as in H100, A100, L40S or 4090, of another machine") \
-ROW(REAL, gpu_memory, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, "the same with this memory [the GPU's]") \
-ROW(REAL, mfu, "mfu", "PERCENT", OPTION_UNSET, 0.1, 1000, \
+ROW(REAL, gpu_memory, THIS_PROCESS, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, \
+    "the same with this memory [the GPU's]") \
+ROW(REAL, mfu, THIS_PROCESS, "mfu", "PERCENT", OPTION_UNSET, 0.1, 1000, \
     "the same at this share of its peak speed [that of the nearest measured model]") \
-ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
+ROW(COUNT, bench, THIS_PROCESS, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
     "time N steps on random tokens, of --batch-tokens or else of one micro-batch a rank; print tokens/s, " \
     "milliseconds by phase and memory, and exit") \
-ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
+ROW(TEXT, dump, THIS_PROCESS, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit; in the data's " \
     "order without --shuffle") \
-ROW(FLAG, version, "version", "", 0, 0, 0, \
+ROW(FLAG, version, THIS_PROCESS, "version", "", 0, 0, 0, \
     "print the program's version and what it was built with, and exit") \
-ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit; also -h")
+ROW(FLAG, help, THIS_PROCESS, "help", "", 0, 0, 0, "print this text, and exit; also -h")
 
 #define OPTION_NO_FIELD(title)
 #define OPTION_FIELD(type, field, ...) CLI_##type##_FIELD field;
 typedef struct { OPTIONS(OPTION_NO_FIELD, OPTION_FIELD) } Options;
 
 #define OPTION_GROUP(title) {CLI_GROUP, title, "", 0, 0, 0, 0, ""},
-#define OPTION_ROW(type, field, name, value_name, preset, least, most, help) \
+#define OPTION_ROW(type, field, uses, name, value_name, preset, least, most, help) \
     {CLI_##type, name, value_name, offsetof(Options, field), \
      (double)(preset), (double)(least), (double)(most), help},
 static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
+
+#define OPTION_GROUP_USES(title) THIS_PROCESS,
+#define OPTION_USES(type, field, uses, ...) uses,
+static const unsigned option_uses[] = {OPTIONS(OPTION_GROUP_USES, OPTION_USES)}; // of the same rows
 // clang-format on
 #define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
 
@@ -200,34 +241,12 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 #undef OPTION_FIELD
 #undef OPTION_GROUP
 #undef OPTION_ROW
+#undef OPTION_GROUP_USES
+#undef OPTION_USES
 
-// Is the option one of the run, which trainer.json records and --resume restores, rather than of this process
-// alone?
-static inline bool option_recorded(const CliRow* row) {
-    static const size_t of_the_process[] = {
-        offsetof(Options, max_steps),    offsetof(Options, out),     offsetof(Options, resume),
-        offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
-        offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
-        offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval),
-        offsetof(Options, requests),     offsetof(Options, gpu),     offsetof(Options, gpu_memory),
-        offsetof(Options, mfu),          offsetof(Options, maps)};
-    for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
-        if (row->offset == of_the_process[i]) return false;
-    return row->type != CLI_GROUP;
-}
-
-// Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept
-// and measured. Those that can never change (run.h) are not among these.
-static inline bool option_trains(const CliRow* row) {
-    static const size_t training[] = {
-        offsetof(Options, batch_tokens),    offsetof(Options, max_tokens),   offsetof(Options, lr),
-        offsetof(Options, warmup_tokens),   offsetof(Options, lr_end),       offsetof(Options, lr_schedule),
-        offsetof(Options, cooldown_tokens), offsetof(Options, weight_decay), offsetof(Options, beta1),
-        offsetof(Options, beta2),           offsetof(Options, adam_eps),     offsetof(Options, grad_clip),
-        offsetof(Options, json_escape)};
-    for (size_t i = 0; i < sizeof training / sizeof training[0]; i++)
-        if (row->offset == training[i]) return row->type != CLI_GROUP;
-    return false;
+// Is the row an option with such a use?
+static inline bool option_has(const CliRow* row, unsigned use) {
+    return (option_uses[row - option_rows] & use) == use;
 }
 
 // ----------------------------------------------------------------------------
@@ -356,7 +375,7 @@ static inline bool options_check(const Options* o, Error* err) {
         const void* field = (const char*)o + row->offset;
         const CliList* list = (const CliList*)field;
         const int count = row->type == CLI_LIST ? list->count : row->type == CLI_TEXT;
-        for (int i = 0; i < count && option_recorded(row); i++) {
+        for (int i = 0; i < count && option_has(row, RECORDED); i++) {
             const char* text = row->type == CLI_LIST ? list->items[i] : *(const char* const*)field;
             size_t length;
             for (size_t n = text ? strlen(text) : 0; n > 0; text += length, n -= length)
@@ -372,7 +391,7 @@ static inline bool options_check(const Options* o, Error* err) {
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
-        char* text = option_recorded(row) ? option_text(o, row) : NULL;
+        char* text = option_has(row, RECORDED) ? option_text(o, row) : NULL;
         if (text) option_put(o, row, w, row->name);
         free(text);
     }
@@ -381,7 +400,7 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
 
 // What a resumed run's option has become: "lr 0.002 (was 0.001)", to be freed; NULL where it is as recorded.
 static inline char* option_change(const Options* now, const Options* before, const CliRow* row) {
-    if (!option_recorded(row)) return NULL;
+    if (!option_has(row, RECORDED)) return NULL;
     char *is = option_text(now, row), *was = option_text(before, row), *text = NULL;
     if (strcmp(is ? is : "", was ? was : "") != 0) {
         const size_t bytes = strlen(row->name) + strlen(is ? is : "unset") + strlen(was ? was : "unset") + 16;
@@ -447,7 +466,7 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
     for (int member = json_first(j, node); member >= 0; member = json_next(j, member)) {
         const char* name = json_key(j, member);
         const CliRow* row = cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name));
-        if (!row || !option_recorded(row) || given[row - option_rows]) continue;
+        if (!row || !option_has(row, RECORDED) || given[row - option_rows]) continue;
         if (!options_restore_one(o, row, j, member))
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }
