@@ -67,7 +67,6 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
                  device_array<float>(n * NH),
                  device_array<float>(n * NH),
                  random_array<bf16>(n * d, 1),
-                 NULL,
                  false};
     out = device_array<bf16>(n * d);
     ScanMemory memory = scan_memory(&scan);

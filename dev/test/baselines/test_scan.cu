@@ -123,7 +123,7 @@ struct Problem {
                 saved,
                 scratch};
     }
-    ScanBackward gradients() const { return {dq.p(), dk.p(), dv.p(), dlog_decay, dbeta, dout, o, false}; }
+    ScanBackward gradients() const { return {dq.p(), dk.p(), dv.p(), dlog_decay, dbeta, dout, false}; }
     void poison() {
         for (Rows* x : {&dq, &dk, &dv}) x->device.poison();
         o.poison(), dlog_decay.poison(), dbeta.poison();

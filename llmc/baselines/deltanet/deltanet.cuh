@@ -151,15 +151,7 @@ static inline Conv deltanet_conv(const Layer* layer) {
 }
 
 static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* saved, void* scratch) {
-    return {.q = qkv,
-            .k = qkv + d,
-            .v = qkv + 2 * d,
-            .log_decay = NULL,
-            .beta = beta,
-            .skip = NULL,
-            .state = NULL,
-            .saved = saved,
-            .scratch = scratch};
+    return {.q = qkv, .k = qkv + d, .v = qkv + 2 * d, .beta = beta, .saved = saved, .scratch = scratch};
 }
 
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
@@ -193,10 +185,8 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     ScanBackward gradients = {.dq = a.dqkv,
                               .dk = a.dqkv + d,
                               .dv = a.dqkv + 2 * d,
-                              .dlog_decay = NULL,
                               .dbeta = a.dbeta,
                               .dout = din,
-                              .o = a.o,
                               .recomputes = layer->recompute_qkv};
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);

@@ -64,9 +64,7 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
                  .C = 3 * layer->config->hidden_size,
                  .row_stride = layer->table->proj.rows,
                  .weight = layer_param(layer, P_DELTANET_Q_CONV),
-                 .bias = NULL,
                  .dweight = layer_grad(layer, P_DELTANET_Q_CONV),
-                 .dbias = NULL,
                  .history = a->history,
                  .doc_start = layer->doc_start};
     return conv;
@@ -81,7 +79,6 @@ static inline ScanShape deltanet_scan_shape(const Layer* layer) {
                    .V = dh,
                    .key_row = NH * dh,
                    .key_head = dh,
-                   .decay_width = 0,
                    .value_row = 3 * NH * dh,
                    .scale = (real)(1 / sqrt((double)dh)),
                    .doc_start = layer->doc_start};
@@ -93,7 +90,6 @@ static inline Scan deltanet_scan(const DeltaNetActs* a, int64_t d, int64_t n) {
     Scan r = {.q = a->qk,
               .k = a->qk + n,
               .v = a->qkv + 2 * d,
-              .decay = NULL,
               .beta = a->beta,
               .checkpoints = a->checkpoints,
               .state = a->state};
@@ -171,7 +167,6 @@ static inline void deltanet_backward(const Layer* layer, real* din, const real* 
     Scan scan = deltanet_scan(&a, d, n);
     ScanBackward gradients = {.dq_parts = a.dqk_parts,
                               .dk_parts = a.dqk_parts + n * pieces,
-                              .ddecay_parts = NULL,
                               .dbeta_parts = a.dbeta_parts,
                               .dv = a.dqkv + 2 * d,
                               .dout = a.dout};

@@ -114,13 +114,7 @@ static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds,
 // the mixer
 
 static inline Gla hgrn2_gla(const bf16* proj, const float* bound, int64_t d, void* saved, void* scratch) {
-    return {.q = proj,
-            .f = proj + d,
-            .v = proj + 2 * d,
-            .bound = bound,
-            .state = NULL,
-            .saved = saved,
-            .scratch = scratch};
+    return {.q = proj, .f = proj + d, .v = proj + 2 * d, .bound = bound, .saved = saved, .scratch = scratch};
 }
 
 static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {

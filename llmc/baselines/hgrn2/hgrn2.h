@@ -75,7 +75,6 @@ static inline Scan hgrn2_scan(const Hgrn2Acts* a, int64_t d) {
               .k = a->k,
               .v = a->proj + 2 * d,
               .decay = a->f,
-              .beta = NULL,
               .checkpoints = a->checkpoints,
               .state = a->state};
     return r;
@@ -201,7 +200,6 @@ static inline void hgrn2_backward(const Layer* layer, real* din, const real* dou
     ScanBackward gradients = {.dq_parts = a.parts,
                               .dk_parts = a.parts + parts,
                               .ddecay_parts = a.parts + 2 * parts,
-                              .dbeta_parts = NULL,
                               .dv = a.dproj + 2 * d,
                               .dout = a.dout};
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);

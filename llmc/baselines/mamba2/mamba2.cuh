@@ -51,7 +51,6 @@ static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T)
             .K = (int)c->state_size,
             .V = (int)config_head_size(c),
             .key_row = C,
-            .key_head = 0,
             .value_row = C,
             .scale = 1};
 }
@@ -130,9 +129,7 @@ static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShap
             .k = B,
             .v = vbc,
             .log_decay = conv->steps.log_decay,
-            .beta = NULL,
             .skip = conv->steps.skip,
-            .state = NULL,
             .saved = saved,
             .scratch = scratch};
 }
@@ -178,9 +175,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
                               .dk = dB,
                               .dv = a.dvbc,
                               .dlog_decay = a.dlog_decay,
-                              .dbeta = NULL,
                               .dout = a.dy,
-                              .o = a.o,
                               .recomputes = layer->recompute_qkv};
     gate.dz = a.dproj;
     gate.end = a.dproj + R;

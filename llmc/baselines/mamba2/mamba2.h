@@ -88,7 +88,6 @@ static inline ScanShape mamba2_scan_shape(const Layer* layer) {
                    .K = c->state_size,
                    .V = config_head_size(c),
                    .key_row = mamba2_channels(c),
-                   .key_head = 0,
                    .decay_width = 1,
                    .value_row = config_inner_size(c),
                    .scale = 1,
@@ -102,7 +101,6 @@ static inline Scan mamba2_scan(const Mamba2Acts* a, const ScanShape* s) {
               .k = B,
               .v = a->v,
               .decay = a->decay,
-              .beta = NULL,
               .checkpoints = a->checkpoints,
               .state = a->state};
     return r;
@@ -216,7 +214,6 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     ScanBackward gradients = {.dq_parts = a.parts,
                               .dk_parts = a.parts + rows * shape.NH * scan_pieces(shape.V) * shape.K,
                               .ddecay_parts = a.ddecay_parts,
-                              .dbeta_parts = NULL,
                               .dv = a.dv,
                               .dout = a.dy};
     Conv conv = mamba2_conv(layer, &a);

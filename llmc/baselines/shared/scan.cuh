@@ -47,7 +47,6 @@ typedef struct {
     bf16 *dq, *dk, *dv;        // dq, dk summed over heads where they share q and k
     float *dlog_decay, *dbeta; // [B,T,NH]
     const bf16* dout;          // [B,T,NH,V] contiguous
-    const bf16* o;             // [B,T,NH,V] of the forward pass; not read
     bool recomputes;           // what is saved, which is not there
 } ScanBackward;
 

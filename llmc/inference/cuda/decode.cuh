@@ -323,13 +323,7 @@ static inline void decode_attention(const ExtendOutput* out, const KvAppend* app
     const Pages* p = layer->pages;
     if (layer->pass->num_decoded == 0) return;
     Range range("attention", RANGE_FORWARD, stream);
-    DecodeArgs a = {.pages = *p,
-                    .append = *append,
-                    .pass = *layer->pass,
-                    .out = *out,
-                    .blocks = 0,
-                    .stages = 0,
-                    .order = {}};
+    DecodeArgs a = {.pages = *p, .append = *append, .pass = *layer->pass, .out = *out};
     if (layer->pass->is_uneven) a.order = extend_layer_order(&layer->work->order, p, layer->index);
     (p->dh == 64   ? p->cum_logf ? decode_launch<64, true> : decode_launch<64, false>
        : p->cum_logf ? decode_launch<128, true>
