@@ -414,11 +414,6 @@ typedef struct Model {
     cudaEvent_t marks[NUM_MARKS];     // with --bench
 } Model;
 
-// Padding elements after the last tensor, lm_head: its GEMMs read and write Vs >= V rows.
-static int64_t model_tail(const Config* c) {
-    return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
-}
-
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
 static void model_activations(Activations* rows, const Model* model, int64_t BT, Recompute recompute) {
@@ -503,12 +498,6 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
            gpu_exchange_bytes(&model->config, &model->table, B, T, sequence_ranks(&model->sequence));
 }
 
-// Dies where the kernels do not support passes over [B, T] tokens of the model.
-static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
-    gpu_check_model(c, cudnn);
-    if (!cudnn) mixers[c->mixer]->check(c, B, T);
-}
-
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
 // Without `deterministic`, GEMM algorithms may be chosen by timing.
 static Model model_new(const Config* config, bool cudnn, bool deterministic, int rank, int ranks) {
@@ -530,7 +519,7 @@ static void* model_shared_zeros(const Model* model, size_t bytes) {
 
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
 static void model_allocate_weights(Model* model, bool train) {
-    size_t count = (size_t)(model->table.count + model_tail(&model->config));
+    size_t count = (size_t)gpu_weights_count(&model->config, &model->table);
     size_t shard_bytes = (size_t)shard_count(&model->shard) * sizeof(float);
     model->params = (float*)device_zeros(shard_bytes);
     model->weights = (bf16*)model_shared_zeros(model, count * sizeof(bf16));
@@ -1058,7 +1047,8 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     const bool cudnn = o->attention == ATTENTION_CUDNN;
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
-    model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
+    gpu_check_model(&run->config, cudnn);
+    if (!cudnn) mixers[run->config.mixer]->check(&run->config, run->micro_batch, o->seq_len);
     if (cudnn && run->group.size > 1)
         die("--attention cudnn: these kernels have no --sequence-ranks: use --attention fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);

@@ -21,6 +21,7 @@ to bf16 or add them in the order of arrival.
 #include <cublasLt.h>
 #include <float.h>
 #include <type_traits>
+#include "../model/shapes.h"
 #include "fp8.cuh"
 #include "range.cuh"
 
@@ -263,10 +264,6 @@ typedef struct {
     int64_t out_stride, x_stride; // row strides of out and dout, and of x and dx, in elements
     Fp8Linear fp8;
 } Linear;
-
-// n rounded up to a size at which GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
-// slower. A layer's weight should have this many rows, and its output this many columns.
-static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
 // The layer's columns [first, first + N): for linear_forward.
 static inline Linear linear_columns(const Linear* all, int64_t first, int64_t N) {

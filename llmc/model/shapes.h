@@ -69,3 +69,7 @@ typedef struct {
     double weight_decay; // of the tensors that decay
     int64_t step;        // counts from 1
 } AdamWParams;
+
+// n rounded up to a size at which the GPU's GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
+// slower. A layer's weight should have this many rows, and its output this many columns.
+static inline int64_t matmul_padded(int64_t n) { return (n + 63) / 64 * 64; }

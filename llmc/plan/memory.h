@@ -9,16 +9,15 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 #include "../run/command/options.h"
 #include "../sequence/split.h"
 
-enum { GPU_ROW_ALIGN = 64 }; // elements: the GPU trainer's row strides are multiples of it
-
-static inline int64_t gpu_padded(int64_t n) {
-    return (n + GPU_ROW_ALIGN - 1) / GPU_ROW_ALIGN * GPU_ROW_ALIGN;
+// Elements of the flat buffers of weights and gradients. Padding follows the last tensor, lm_head: its GEMMs read and
+// write Vs >= V rows.
+static inline int64_t gpu_weights_count(const Config* c, const ParamTable* table) {
+    return table->count + (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 
-// Bytes of bf16 weights and, with `train`, fp32 gradients, the same on every rank. lm_head's rows are padded.
+// Bytes of bf16 weights and, with `train`, fp32 gradients, the same on every rank.
 static inline int64_t gpu_weights_bytes(const Config* c, const ParamTable* table, bool train) {
-    const int64_t tail = (gpu_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
-    return (table->count + tail) * (2 + (train ? 4 : 0));
+    return gpu_weights_count(c, table) * (2 + (train ? 4 : 0));
 }
 
 // Bytes of a rank's fp32 masters and both moments.
@@ -51,7 +50,7 @@ static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* tabl
                                          int ranks) {
     if (ranks == 1) return 0;
     return (ranks - 1) * sequence_message_bytes(B, T) +
-           6 * (gpu_padded(table->proj.rows) + c->hidden_size) * c->hidden_size;
+           6 * (matmul_padded(table->proj.rows) + c->hidden_size) * c->hidden_size;
 }
 
 // Cosines and sines of RoPE, of T positions.
@@ -67,7 +66,7 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const HeadColumns proj = head_columns_of_proj(table, c, ranks);
     const int64_t L = recompute == RECOMPUTE_BLOCK ? 1 : c->num_hidden_layers, BT = B * T;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    const int64_t row = head_columns_bytes(&proj) * ranks;
+    const int64_t row = 2 * (int64_t)proj.stride * ranks;
     return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
            gpu_exchange_bytes(c, table, B, T, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
 }
@@ -77,7 +76,8 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
 static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                      Recompute recompute) {
     const int64_t BT = B * T, d = c->hidden_size, NH = c->num_heads, I = config_mlp_size(c);
-    const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
+    const int64_t L = c->num_hidden_layers, S = matmul_padded(table->proj.rows),
+                  Vs = matmul_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     // Bytes a token in one layer: the block's input; q, k and v; outputs of norms, gates and SwiGLU; what else the

@@ -223,23 +223,32 @@ static inline bool link_own_addresses(LinkAddress* address, Error* err) {
     return address->count > 0 ? true : fail(err, "this host has no network address, not even 127.0.0.1");
 }
 
+// Ranks that are missing, for messages: the first 16 of them.
+typedef struct {
+    char text[256];
+    int count;
+} RankList;
+
+static inline void rank_list_add(RankList* list, int rank) {
+    const size_t n = strlen(list->text);
+    if (list->count < 16) snprintf(list->text + n, sizeof list->text - n, "%s%d", n ? ", " : "", rank);
+    if (list->count++ == 16) strcat(list->text, ", ...");
+}
+
 // Fails and names the ranks that are not connected.
 static inline bool link_fail_missing(const Link* link, double seconds, Error* err) {
-    char list[256] = "";
-    int missing = 0;
+    RankList missing = {"", 0};
     for (int r = 1; r < link->size; r++) {
         const LinkPeer* peer = &link->peers[r];
         bool here = true;
         for (int c = 0; c < LINK_CHANNELS; c++) here = here && peer->fd[c] >= 0;
-        if (here || missing++ >= 16) continue;
-        size_t n = strlen(list);
-        snprintf(list + n, sizeof list - n, "%s%d", n ? ", " : "", r);
+        if (!here) rank_list_add(&missing, r);
     }
     return fail(err,
-                "%s %s%s of %d did not connect to port %d of %s within %.0f s; start all ranks, open the "
+                "%s %s of %d did not connect to port %d of %s within %.0f s; start all ranks, open the "
                 "port between the hosts, or raise --timeout",
-                plural(missing, "rank").text, list, missing > 16 ? ", ..." : "", link->size,
-                link->address.port, link->host, seconds);
+                plural(missing.count, "rank").text, missing.text, link->size, link->address.port, link->host,
+                seconds);
 }
 
 // Accepts all channels of all other ranks. A connection has 1 s to say who it is.
@@ -351,12 +360,6 @@ static inline bool link_connect(Link* link, int channel, double timeout, Error* 
 
 // ----------------------------------------------------------------------------
 
-// Enters this rank itself in the list of ranks, for messages.
-static inline void link_set_self(Link* link) {
-    memcpy(link->peers[link->rank].host, link->host, sizeof link->host);
-    link->peers[link->rank].pid = (int32_t)getpid();
-}
-
 // Draws the token of a run whose start has none.
 static inline bool link_random_token(LinkAddress* address, Error* err) {
     ssize_t n = getrandom(&address->token, sizeof address->token, 0);
@@ -377,6 +380,8 @@ static inline void link_init(Link* link, int rank, int size, const char host[64]
     link->peers = (LinkPeer*)xcalloc((size_t)size, sizeof *link->peers);
     for (int r = 0; r < size; r++)
         for (int c = 0; c < LINK_CHANNELS; c++) link->peers[r].fd[c] = -1;
+    memcpy(link->peers[rank].host, link->host, sizeof link->host); // for messages
+    link->peers[rank].pid = (int32_t)getpid();
 }
 
 // Closes all connections.

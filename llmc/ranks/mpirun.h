@@ -52,24 +52,22 @@ static inline bool mpirun_has_come(int rank) {
 // The thread. The lowest of the ranks that have come prints the message; the others give it 2 s.
 static inline void* mpirun_limit(void* argument) {
     const Mpirun* m = (Mpirun*)argument;
-    char list[256] = "";
-    int missing = 0, lowest = m->size;
+    RankList missing = {"", 0};
+    int lowest = m->size;
     if (link_wait(m->ends[0], POLLIN, seconds_now() + m->timeout)) return NULL;
     for (int r = 0; r < m->size; r++) {
         const bool here = r == m->rank || mpirun_has_come(r);
         if (here && r < lowest) lowest = r;
-        if (here || missing++ >= 16) continue;
-        const size_t n = strlen(list);
-        snprintf(list + n, sizeof list - n, "%s%d", n ? ", " : "", r);
+        if (!here) rank_list_add(&missing, r);
     }
     if (lowest < m->rank) (void)poll(NULL, 0, 2000);
-    if (!m->one_host || missing == 0)
+    if (!m->one_host || missing.count == 0)
         die("not all of the %s have initialized MPI within %.0f s; start the same program on all, open the "
             "ports between their hosts, or raise --timeout",
             counted(m->size, "rank").text, m->timeout);
-    die("%s %s%s of %d did not initialize MPI within %.0f s; start the same program on all ranks, "
+    die("%s %s of %d did not initialize MPI within %.0f s; start the same program on all ranks, "
         "or raise --timeout",
-        plural(missing, "rank").text, list, missing > 16 ? ", ..." : "", m->size, m->timeout);
+        plural(missing.count, "rank").text, missing.text, m->size, m->timeout);
 }
 
 // Begins the time in which all ranks are to come, and holds signals back.

@@ -132,12 +132,6 @@ static inline bool start_slurm(Start* s, Error* err) {
                : fail(err, "neither SLURM_STEP_NODELIST nor SLURM_LAUNCH_NODE_IPADDR is set");
 }
 
-// True where Open MPI's mpirun has started more than one process.
-static inline bool start_is_mpirun(void) {
-    const char* size = getenv("OMPI_COMM_WORLD_SIZE");
-    return size && strcmp(size, "1") != 0;
-}
-
 // Reads the variables that Open MPI's mpirun sets. Fails in a build without MPI: every process would train alone.
 static inline bool start_mpirun(Start* s, Error* err) {
     int rank = 0;
@@ -162,11 +156,12 @@ static inline bool start_mpirun(Start* s, Error* err) {
 // Finds out how this process was started, and its rank. Alone: rank 0 of 1, and nothing has been touched. On
 // error rank is 0 where it is not known, so that a message is printed.
 static inline bool start_identify(Start* s, Error* err) {
-    const char *size = getenv("WORLD_SIZE"), *tasks = getenv("SLURM_STEP_NUM_TASKS");
+    const char *mpirun = getenv("OMPI_COMM_WORLD_SIZE"), *size = getenv("WORLD_SIZE"),
+               *tasks = getenv("SLURM_STEP_NUM_TASKS");
     memset(s, 0, sizeof *s);
     s->size = s->local_size = 1;
     s->address.token = 0xcbf29ce484222325u;
-    if (start_is_mpirun()) return start_mpirun(s, err);
+    if (mpirun && strcmp(mpirun, "1") != 0) return start_mpirun(s, err);
     if (size && strcmp(size, "1") != 0) return start_torchrun(s, err);
     if (getenv("SLURM_PROCID") && tasks && strcmp(tasks, "1") != 0) return start_slurm(s, err);
     return true;

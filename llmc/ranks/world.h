@@ -307,7 +307,6 @@ static inline bool world_connect_mpi(World* w, Error* err) {
 // Rank 0's part: listens, accepts all others.
 static inline bool world_accept(World* w, Error* err) {
     if (!link_listen(&w->link, err)) return false;
-    link_set_self(&w->link);
     LinkAddress* a = &w->link.address;
     if (w->mpi && (!link_own_addresses(a, err) || !link_random_token(a, err))) return false;
     if (!world_connect_mpi(w, err)) return false;

@@ -183,9 +183,6 @@ static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
     return -1;
 }
 
-// Bytes of a rank's row
-static inline int64_t head_columns_bytes(const HeadColumns* h) { return 2 * (int64_t)h->stride; }
-
 // Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B sequences.
 static inline int64_t sequence_message_bytes(int64_t B, int64_t tokens) {
     return (4 * B * tokens + 255) / 256 * 256;

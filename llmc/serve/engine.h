@@ -152,7 +152,7 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
 // add
 
 // Adds up to ENGINE_MEMBERS sequences, and sorts the array. Each has at least one row to read and, with the
-// tokens to generate, at most engine_longest tokens.
+// tokens to generate, at most sizes.capacity tokens.
 static inline void engine_add(Engine* g, Sequence** sequences, int64_t count) {
     EngineList nodes = {NULL, NULL};
     assert(count <= ENGINE_MEMBERS);
@@ -164,9 +164,6 @@ static inline void engine_add(Engine* g, Sequence** sequences, int64_t count) {
         engine_push_back(&g->waiting, node);
     }
 }
-
-// Most tokens of a sequence.
-static inline int64_t engine_longest(const Engine* g) { return g->sizes.capacity; }
 
 // Number of nodes that have not started. Callers add more sequences when there are few.
 static inline int64_t engine_waiting(const Engine* g) {

@@ -76,11 +76,6 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // answers
 
-static inline void requests_write(const JsonWriter* w) {
-    if (fprintf(stdout, "%s\n", w->text) < 0 || fflush(stdout) != 0)
-        die("cannot write answers to standard output: %s", strerror(errno));
-}
-
 // Begins the answer to a request. id: the JSON of any value; NULL: none.
 static inline JsonWriter answer_begin(const char* id) {
     JsonWriter w = json_writer(0);
@@ -91,7 +86,8 @@ static inline JsonWriter answer_begin(const char* id) {
 
 static inline void answer_end(Requests* r, JsonWriter* w, bool error) {
     json_end(w);
-    requests_write(w);
+    if (fprintf(stdout, "%s\n", w->text) < 0 || fflush(stdout) != 0)
+        die("cannot write answers to standard output: %s", strerror(errno));
     json_writer_free(w);
     r->answers++;
     r->errors += error;
@@ -374,7 +370,7 @@ static inline void request_windows(Request* q, const Sequence* s, const TokenBuf
 
 // Builds the sequences of a request from its JSON.
 static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids, Error* err) {
-    const int64_t longest = engine_longest(&q->of->engine), T = q->of->run->options.seq_len;
+    const int64_t longest = q->of->engine.sizes.capacity, T = q->of->run->options.seq_len;
     int64_t scored = 1, rows;
     Sequence s;
     memset(&s, 0, sizeof s);

@@ -137,7 +137,7 @@ static inline void mode_check_samples(const CommandLine* line, const Options* o)
         if (!o->sample_every && !(of_samples[i].requests && o->eval_requests) &&
             command_line_gives(line, of_samples[i].field))
             die("--%s: of samples, which a training prints with --sample-every STEPS: give both, or none",
-                option_name(of_samples[i].field));
+                option_rows[option_index(of_samples[i].field)].name);
 }
 
 // Dies where a training without held-out data is told how to measure the loss on it.

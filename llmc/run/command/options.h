@@ -443,18 +443,16 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     return text && cli_set(row, o, text, &ignored);
 }
 
-// The name of an option. field: its offset in Options.
-static inline const char* option_name(size_t field) {
-    for (int i = 0; i < NUM_OPTION_ROWS; i++)
-        if (option_rows[i].type != CLI_GROUP && option_rows[i].offset == field) return option_rows[i].name;
-    return NULL;
+// The row of an option. field: its offset in Options.
+static inline int option_index(size_t field) {
+    int i = 0;
+    while (option_rows[i].type == CLI_GROUP || option_rows[i].offset != field) i++;
+    return i;
 }
 
-// Does given[] say that the option was on the command line? field: its offset in Options.
+// Does given[] say that the option was on the command line?
 static inline bool options_give(const bool given[NUM_OPTION_ROWS], size_t field) {
-    for (int i = 0; i < NUM_OPTION_ROWS; i++)
-        if (option_rows[i].type != CLI_GROUP && option_rows[i].offset == field) return given[i];
-    return false;
+    return given[option_index(field)];
 }
 
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
