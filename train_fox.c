@@ -5,8 +5,8 @@ This is the reference: the whole model is below, forward and backward, in the or
 train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
 gradients.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
-vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
+values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last
 axis contiguous.
 
 Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a
@@ -52,7 +52,8 @@ static void embedding_backward(real* dembeddings, const real* dx, const int32_t*
 // ----------------------------------------------------------------------------
 // from the fused projection to attention: shift, QK norm, RoPE
 //
-// q, k and v differ only in which of the three steps apply: a HeadPath describes one of them.
+// q, k and v differ only in which of the three steps apply, and in their heads: a HeadPath describes one of
+// them, and its shape is path_shape's.
 
 typedef struct {
     int64_t column;     // first of q, k or v in a row of proj; head h starts at column + h dh
@@ -61,10 +62,13 @@ typedef struct {
     real* dweight;
     double eps; // QK norm's
     bool rope;
-    real* out;  // [B, T, d]
+    real* out;  // [B, T, NH dh]
     real* rstd; // [B, T, NH], with QK norm
-    real* dout; // [B, T, d], overwritten by the backward pass
+    real* dout; // [B, T, NH dh], overwritten by the backward pass
 } HeadPath;
+
+// The shape of the heads of path p: q, k or v.
+static HeadShape path_shape(const HeadShape* s, int p) { return p == 0 ? *s : key_shape(s); }
 
 // (1 - alpha) now + alpha before, where `before` is the previous token's, NULL at the first one.
 static inline void shift_head(real* out, const real* now, const real* before, real alpha, int64_t dh) {
@@ -85,10 +89,11 @@ static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, in
     if (path->rope) rope_rotate(out, angles, s->dh, 1);
 }
 
-// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens'
+// proj [B, T, R] -> each path's out; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens'
 // rows, NULL at a first one; NULL where they are in proj.
 static void qkv_forward(const HeadPath paths[3], const real* proj, const real* const* before_rows,
                         const real* angles, const HeadShape* s) {
+    const HeadShape shapes[] = {path_shape(s, 0), path_shape(s, 1), path_shape(s, 2)};
 #pragma omp parallel for schedule(static)
     for (int64_t bt = 0; bt < s->B * s->T; bt++) {
         int64_t t = bt % s->T;
@@ -96,8 +101,8 @@ static void qkv_forward(const HeadPath paths[3], const real* proj, const real* c
                    *before = begins_document(s->doc_start, bt, s->T) ? NULL : row - s->row_stride;
         if (before_rows) before = before_rows[bt];
         for (int p = 0; p < 3; p++)
-            for (int64_t h = 0; h < s->NH; h++)
-                head_forward(&paths[p], s, bt, h, row, before, angles + t * s->dh);
+            for (int64_t h = 0; h < shapes[p].NH; h++)
+                head_forward(&paths[p], &shapes[p], bt, h, row, before, angles + t * s->dh);
     }
 }
 
@@ -147,7 +152,10 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
 // partial [3 B NH dh] is scratch.
 static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj, const real* angles,
                          real* partial, const HeadShape* s) {
-    for (int p = 0; p < 3; p++) head_backward(&paths[p], dproj, proj, angles, partial, s);
+    for (int p = 0; p < 3; p++) {
+        const HeadShape shape = path_shape(s, p);
+        head_backward(&paths[p], dproj, proj, angles, partial, &shape);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -204,12 +212,12 @@ enum { TILE = 128 };
 typedef struct {
     real* o;                // [B, T, NH, dh]
     real* lse;              // [B, NH, T], log of each row's sum of exponentials
-    const real *q, *k, *v;  // [B, T, NH, dh]
+    const real *q, *k, *v;  // [B, T, NH, dh], k and v [B, T, KVH, dh]
     const double* cum_logf; // [B, NH, T], NULL without gate
 } AttentionForward;
 
 typedef struct {
-    real *dq, *dk, *dv;              // [B, T, NH, dh]
+    real *dq, *dk, *dv;              // as q, k and v
     double* dcum_logf;               // [B, NH, T], NULL without gate
     const real* dout;                // gradient of o
     const real *q, *k, *v, *o, *lse; // of the forward pass
@@ -227,6 +235,11 @@ static inline int64_t first_key_tile(const HeadShape* s, int64_t head, int64_t i
     return first_key(s, head, i0) / TILE * TILE;
 }
 
+// The first element of k and v that query head `head` of B NH reads.
+static inline int64_t key_base(const HeadShape* s, int64_t head) {
+    return head / s->NH * s->T * key_heads(s) * s->dh + head % s->NH / head_group(s) * s->dh;
+}
+
 static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
     return cum_logf ? cum_logf[i] - cum_logf[j] : 0;
 }
@@ -235,16 +248,16 @@ static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
 static void attention_forward_tile(const AttentionForward* a, const HeadShape* s, int64_t head, int64_t i0) {
     static _Thread_local real scores[TILE * TILE];
     real row_max[TILE], row_sum[TILE], scale = (real)(1 / sqrt((double)s->dh));
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0),
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, kd = key_heads(s) * dh, m = min64(TILE, T - i0),
             first = first_key_tile(s, head, i0);
-    int64_t base = head / s->NH * T * d + head % s->NH * dh;
+    int64_t base = head / s->NH * T * d + head % s->NH * dh, keys_base = key_base(s, head);
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     real* o = a->o + base + i0 * d;
     for (int64_t i = 0; i < m; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
     for (int64_t j0 = first; j0 <= i0; j0 += TILE) {
         int64_t n = min64(TILE, T - j0);
-        matmul_serial(scores, TILE, rows_of(a->q + base + i0 * d, d), transpose_of(a->k + base + j0 * d, d),
-                      m, n, dh, false);
+        matmul_serial(scores, TILE, rows_of(a->q + base + i0 * d, d),
+                      transpose_of(a->k + keys_base + j0 * kd, kd), m, n, dh, false);
         for (int64_t i = 0; i < m; i++) {
             real *row = scores + i * TILE, highest = row_max[i], total = 0;
             int64_t keys = min64(n, i0 + i - j0 + 1);        // those not in the future
@@ -269,7 +282,8 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
             if (j0 > first)
                 for (int64_t x = 0; x < dh; x++) o[i * d + x] *= rescale;
         }
-        matmul_serial(o, d, rows_of(scores, TILE), rows_of(a->v + base + j0 * d, d), m, dh, n, j0 > first);
+        matmul_serial(o, d, rows_of(scores, TILE), rows_of(a->v + keys_base + j0 * kd, kd), m, dh, n,
+                      j0 > first);
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t x = 0; x < dh; x++) o[i * d + x] /= row_sum[i];
@@ -283,19 +297,22 @@ static void attention_forward(const AttentionForward* a, const HeadShape* s) {
         for (int64_t i0 = 0; i0 < s->T; i0 += TILE) attention_forward_tile(a, s, head, i0);
 }
 
-// One tile of queries from i0 and keys from j0 on.
+// One tile of queries from i0 and keys from j0 on. The first to reach the keys' tile is the one on the
+// diagonal of the first head that reads them.
 static void attention_backward_tile(const AttentionBackward* a, const HeadShape* s, int64_t head, int64_t i0,
                                     int64_t j0) {
     static _Thread_local real p[TILE * TILE], ds[TILE * TILE];
     static _Thread_local double no_gate[TILE];
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0), n = min64(TILE, T - j0);
-    int64_t base = head / s->NH * T * d + head % s->NH * dh, at_i = base + i0 * d, at_j = base + j0 * d;
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, kd = key_heads(s) * dh, m = min64(TILE, T - i0),
+            n = min64(TILE, T - j0);
+    int64_t at_i = head / s->NH * T * d + head % s->NH * dh + i0 * d, at_j = key_base(s, head) + j0 * kd;
+    bool add = i0 > j0 || head % head_group(s) > 0;
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     double *dcum_logf = a->dcum_logf ? a->dcum_logf + head * T : NULL,
            *dkeys = dcum_logf ? dcum_logf + j0 : no_gate;
     real scale = (real)(1 / sqrt((double)dh));
-    matmul_serial(p, TILE, rows_of(a->q + at_i, d), transpose_of(a->k + at_j, d), m, n, dh, false);
-    matmul_serial(ds, TILE, rows_of(a->dout + at_i, d), transpose_of(a->v + at_j, d), m, n, dh, false);
+    matmul_serial(p, TILE, rows_of(a->q + at_i, d), transpose_of(a->k + at_j, kd), m, n, dh, false);
+    matmul_serial(ds, TILE, rows_of(a->dout + at_i, d), transpose_of(a->v + at_j, kd), m, n, dh, false);
     for (int64_t i = 0; i < m; i++) {
         real *p_row = p + i * TILE, *ds_row = ds + i * TILE, total = 0;
         real lse = a->lse[head * T + i0 + i];
@@ -315,24 +332,27 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
         for (int64_t j = keys; j < n; j++) p_row[j] = ds_row[j] = 0;
         if (dcum_logf) dcum_logf[i0 + i] += (double)total;
     }
-    matmul_serial(a->dv + at_j, d, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, i0 > j0);
-    matmul_serial(a->dk + at_j, d, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, i0 > j0);
-    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, d), m, dh, n,
+    matmul_serial(a->dv + at_j, kd, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, add);
+    matmul_serial(a->dk + at_j, kd, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, add);
+    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, kd), m, dh, n,
                   j0 > first_key_tile(s, head, i0));
 }
 
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
 //   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
-// One thread computes one head: dk, dv and dq are accumulated in a fixed order, without atomics.
+// One thread computes the heads that read one head of keys: dk, dv and dq are accumulated in a fixed order,
+// without atomics.
 static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
+    int64_t group = head_group(s);
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t head = 0; head < s->B * s->NH; head++) {
-        if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
-        for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
-            for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, head, i0) <= j0; i0 += TILE)
-                attention_backward_tile(a, s, head, i0, j0);
-    }
+    for (int64_t first = 0; first < s->B * s->NH; first += group)
+        for (int64_t head = first; head < first + group; head++) {
+            if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
+            for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
+                for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, head, i0) <= j0; i0 += TILE)
+                    attention_backward_tile(a, s, head, i0, j0);
+        }
 }
 
 // ----------------------------------------------------------------------------
@@ -395,10 +415,10 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
 #define ATTENTION_ACTS(X) \
     X(real, proj, true, BT * R)              /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
     X(real, q, true, BT * d)                 /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(real, k, true, BT * d)                 /* [L,B,T,d] */ \
-    X(real, v, true, BT * d)                 /* [L,B,T,d] */ \
+    X(real, k, true, BT * kd)                /* [L,B,T,kd] */ \
+    X(real, v, true, BT * kd)                /* [L,B,T,kd] */ \
     X(real, q_rstd, true, BT * NH)           /* [L,B,T,NH] */ \
-    X(real, k_rstd, true, BT * NH)           /* [L,B,T,NH] */ \
+    X(real, k_rstd, true, BT * KVH)          /* [L,B,T,KVH] */ \
     X(double, cum_logf, true, gated * BT * NH) /* [L,B,NH,T] */ \
     X(real, lse, true, BT * NH)              /* [L,B,NH,T] */ \
     X(real, o, true, BT * d)                 /* [L,B,T,d] output of attention */ \
@@ -407,8 +427,8 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
     X(real, angles, false, T * dh)           /* [T,dh/2,2] of RoPE */ \
     X(real, dproj, false, BT * R)            /* [B,T,R] */ \
     X(real, dq, false, BT * d)               /* [B,T,d] */ \
-    X(real, dk, false, BT * d)               /* [B,T,d] */ \
-    X(real, dv, false, BT * d)               /* [B,T,d] */ \
+    X(real, dk, false, BT * kd)              /* [B,T,kd] */ \
+    X(real, dv, false, BT * kd)              /* [B,T,kd] */ \
     X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
     X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
 
@@ -422,6 +442,7 @@ static void attention_activations(Activations* rows, const Config* config, const
                                   int64_t T, bool train) {
     (void)train;
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t KVH = config_key_heads(config), kd = KVH * dh;
     int64_t R = table->proj.rows, gated = config_has_gate(config);
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
@@ -452,7 +473,8 @@ static HeadShape attention_shape_of(const Layer* layer) {
                    .row_stride = R,
                    .weight_stride = layer->config->qk_norm_share ? 0 : dh,
                    .window = layer->config->window_size,
-                   .doc_start = layer->doc_start};
+                   .doc_start = layer->doc_start,
+                   .KVH = config_key_heads(layer->config)};
     return s;
 }
 
@@ -885,8 +907,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         const AttentionActs a = attention_acts(&layer);
         const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
         const HeadShape s = attention_shape_of(&layer);
-        for (int64_t h = 0, at = 0; h < s.NH; h++, at += s.weight_stride)
-            limits[h] = q ? qk_norm_limit(q + at, k + at, s.dh, c->use_rope, c->pruning_rule) : NAN;
+        for (int64_t h = 0; h < s.NH; h++) limits[h] = head_limit(q, k, &s, h, c->use_rope, c->pruning_rule);
         block_forward(model, l);
         const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
         visit(context, l, &heads);

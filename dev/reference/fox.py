@@ -72,15 +72,15 @@ class RMSNorm(nn.Module):
 
 
 class ShiftLinear(nn.Module):
-    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per head and token."""
+    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per key head and token."""
 
-    def __init__(self, d, h):
+    def __init__(self, d, width, n):
         super().__init__()
-        self.linear, self.shift_proj = nn.Linear(d, d, bias=False), nn.Linear(d, h, bias=False)
+        self.linear, self.shift_proj = nn.Linear(d, width, bias=False), nn.Linear(d, n, bias=False)
 
     def forward(self, a):
-        alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
-        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]
+        alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, n, 1]
+        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, n, dh]
         previous = F.pad(current, (0, 0, 0, 0, 1, -1))
         return torch.lerp(current, previous, alpha).flatten(2)
 
@@ -111,14 +111,17 @@ class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
         d, h = c.hidden_size, c.num_heads
+        n = c.num_kv_heads or h  # heads of keys and values
+        width = n * (d // h)
         self.c = c
         self.q_proj = nn.Linear(d, d, bias=False)
-        self.k_proj = ShiftLinear(d, h) if c.use_k_shift else nn.Linear(d, d, bias=False)
-        self.v_proj = ShiftLinear(d, h) if c.use_v_shift else nn.Linear(d, d, bias=False)
+        self.k_proj = ShiftLinear(d, width, n) if c.use_k_shift else nn.Linear(d, width, bias=False)
+        self.v_proj = ShiftLinear(d, width, n) if c.use_v_shift else nn.Linear(d, width, bias=False)
         self.o_proj = nn.Linear(d, d, bias=False)
         if c.qk_norm:
-            width = d // h if c.qk_norm_share_param_across_head else d
-            self.q_norm, self.k_norm = RMSNorm(width, QK_NORM_EPS), RMSNorm(width, QK_NORM_EPS)
+            shared = c.qk_norm_share_param_across_head
+            self.q_norm = RMSNorm(d // h if shared else d, QK_NORM_EPS)
+            self.k_norm = RMSNorm(d // h if shared else width, QK_NORM_EPS)
         if c.use_output_norm:
             self.output_norm = RMSNorm(d, c.norm_eps)
         if c.use_output_gate:
@@ -137,11 +140,13 @@ class Attention(nn.Module):
 
     def forward(self, a):
         c = self.c
-        q, k, v = (p(a).unflatten(-1, (c.num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        dh = c.hidden_size // c.num_heads
+        q, k, v = (p(a).unflatten(-1, (-1, dh)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if c.use_rope:
             q, k = rope(q, c.rope_base), rope(k, c.rope_base)
+        k, v = (x.repeat_interleave(c.num_heads // x.shape[2], dim=2) for x in (k, v))
         cum_logf = None if c.fgate_type == "none" else self.log_gate(a).double().cumsum(1).mT
         o = attention(*(x.transpose(1, 2) for x in (q, k, v)), cum_logf, c.window_size).transpose(1, 2)
         if c.use_output_norm:
@@ -181,7 +186,7 @@ class Fox(nn.Module):
     def __init__(self, config):
         super().__init__()
         c = SimpleNamespace(**config)
-        assert c.num_kv_heads is None and not c.tie_word_embeddings
+        assert not c.tie_word_embeddings
         assert c.hidden_act == "swish" and c.ogate_act == "sigmoid"
         assert c.fgate_type in ("full", "bias_only", "fixed", "none")
         self.config = config
@@ -289,5 +294,6 @@ if __name__ == "__main__":
     for family in FAMILIES:
         check_model(family, Fox(make_config(family, **tiny)))
     for change in (dict(fgate_type="bias_only", use_rope=True),
-                   dict(fgate_type="fixed", qk_norm_share_param_across_head=True), dict(window_size=3)):
-        check_model(f"fox-pro with {change}", Fox(make_config("fox-pro", **tiny, **change)))
+                   dict(fgate_type="fixed", qk_norm_share_param_across_head=True), dict(window_size=3),
+                   dict(num_heads=4, num_kv_heads=2)):
+        check_model(f"fox-pro with {change}", Fox(make_config("fox-pro", **{**tiny, **change})))

@@ -48,6 +48,7 @@ LLAMA_WITH = {
     "no-rope": dict(use_rope=False),
     "window": dict(window_size=5),
     "window-whole": dict(window_size=64),  # longer than the sequence
+    "grouped": dict(num_heads=4, num_kv_heads=2),
 }
 PRO_WITH = {
     "rope": dict(use_rope=True),
@@ -61,6 +62,7 @@ PRO_WITH = {
     "no-v-shift": dict(use_v_shift=False),
     "window": dict(window_size=7),
     "window-whole": dict(window_size=64),
+    "grouped": dict(num_heads=4, num_kv_heads=2),
 }
 
 
@@ -92,6 +94,8 @@ def fixtures():
     for family in ("deltanet", "hgrn2"):
         yield f"{family}-dh128", recurrent.make_config(family, **of_family(family, {**WIDE, "num_heads": 1})), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
+    yield "fox-pro-grouped-dh64", fox.make_config(
+        "fox-pro", **{**WIDE, "num_kv_heads": 1}), 70, False
 
 
 # ----------------------------------------------------------------------------

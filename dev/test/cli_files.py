@@ -176,7 +176,7 @@ def make_configs(folder):
         "gate_unknown": {"fgate_type": "half"},
         "tied": {"tie_word_embeddings": True},
         "windowed": {"window_size": -1},
-        "grouped": {"num_kv_heads": 1},
+        "grouped": {"num_kv_heads": 3},
         "other_model": {"model_type": "llama"},
         "other_width": {"hidden_size": 32},
         "other_mlp": {"intermediate_size": 32},

@@ -27,6 +27,7 @@ typedef struct {
     int64_t hidden_size;       // d
     int64_t num_hidden_layers; // L
     int64_t num_heads;         // NH; head size: config_head_size
+    int64_t num_kv_heads;      // KVH, heads of keys and values: NH / KVH query heads read each; 0: NH
     int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it
     int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
     double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
@@ -74,6 +75,11 @@ static inline int64_t config_inner_size(const Config* c) {
 }
 // dh, the channels of a head
 static inline int64_t config_head_size(const Config* c) { return config_inner_size(c) / c->num_heads; }
+
+// KVH, the heads of keys and values
+static inline int64_t config_key_heads(const Config* c) {
+    return c->num_kv_heads ? c->num_kv_heads : c->num_heads;
+}
 
 // I, the width of the MLP
 static inline int64_t config_mlp_size(const Config* c) {
@@ -158,7 +164,7 @@ static const ConfigKey config_keys[] = {
     NULLABLE(KEY_INT, intermediate_size, 1, 1 << 20, 0)
     NUMBER(KEY_INT, num_hidden_layers, 1, 1024)
     NUMBER(KEY_INT, num_heads, 1, 1024)
-    FIXED(KEY_WORD, "num_kv_heads", "null")
+    NULLABLE(KEY_INT, num_kv_heads, 1, 1024, 0)
     FIXED(KEY_TEXT, "hidden_act", "swish")
     NULLABLE(KEY_INT, window_size, 0, 1 << 24, 0)
     FIXED(KEY_WORD, "max_position_embeddings", "null")
@@ -298,9 +304,6 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         *(double*)field = number;
         return true;
     }
-    // the paper's code writes the number of heads here when every head has keys and values of its own
-    if (strcmp(name, "num_kv_heads") == 0 && parse_count(text, &number) && number == (double)c->num_heads)
-        return true;
     char supported[64] = "";
     for (int i = 0; i < 4 && key->choices[i]; i++) {
         if (strcmp(text, key->choices[i]) == 0) {
@@ -328,6 +331,11 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (config_inner_size(c) % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
+    if (c->num_heads % config_key_heads(c) != 0)
+        return fail(err, "%s: num_kv_heads %lld does not divide num_heads %lld", where,
+                    (long long)c->num_kv_heads, (long long)c->num_heads);
+    // the paper's code writes the number of heads here when every head has keys and values of its own
+    if (c->num_kv_heads == c->num_heads) c->num_kv_heads = 0;
     if (c->head_dim && c->head_dim != config_head_size(c))
         return fail(err, "%s: heads of %s, but hidden_size and num_heads give %lld", where,
                     counted(c->head_dim, "channel").text, (long long)config_head_size(c));

@@ -48,7 +48,7 @@ static const double MAPS_WINDOW_SHARE = 0.95;
 typedef struct {
     const Trainer* trainer;
     const Config* config;
-    int64_t L, NH, dh, T, Q, window;
+    int64_t L, NH, KVH, dh, T, Q, window;
     int32_t *tokens, *queries;                           // [T], [Q]
     double *half_life, *pruned_share, *effective_window; // [L, NH]
     double* cum_logf;                                    // [L, NH, T]
@@ -127,14 +127,15 @@ static inline Maps* maps_open(Run* run) {
 // ----------------------------------------------------------------------------
 // a head
 
-// Copies rows [first, first + count) of a head's q or k, divided by `divisor`, to out: [count, dh], or with
-// `transposed` [dh, MAPS_KEYS].
-static inline void maps_rows(double* out, const Maps* m, const void* tensor, int64_t h, int64_t first,
-                             int64_t count, double divisor, bool transposed) {
-    for (int64_t t = 0; t < count; t++)
-        for (int64_t x = 0; x < m->dh; x++)
-            out[transposed ? x * MAPS_KEYS + t : t * m->dh + x] =
-                host_number(m->trainer, tensor, ((first + t) * m->NH + h) * m->dh + x) / divisor;
+// Channel x of head h's query, or of the key that it reads, of token t.
+static inline double maps_query_number(const Maps* m, const LayerHeads* layer, int64_t h, int64_t t,
+                                       int64_t x) {
+    return host_number(m->trainer, layer->q, (t * m->NH + h) * m->dh + x);
+}
+static inline double maps_key_number(const Maps* m, const LayerHeads* layer, int64_t h, int64_t t,
+                                     int64_t x) {
+    const int64_t key_head = h / (m->NH / m->KVH);
+    return host_number(m->trainer, layer->k, (t * m->KVH + key_head) * m->dh + x);
 }
 
 // Scores [count, T] of queries r .. r + count with the keys that any of them sees.
@@ -144,11 +145,14 @@ static inline void maps_scores(double* scores, const Maps* m, const MapsHead* he
            *k = (double*)xcalloc((size_t)(MAPS_KEYS * m->dh), sizeof *k);
     const int64_t keys = m->queries[r + count - 1] + 1;
     for (int64_t i = 0; i < count; i++)
-        maps_rows(q + i * m->dh, m, head->layer->q, head->h, m->queries[r + i], 1, sqrt((double)m->dh),
-                  false);
+        for (int64_t x = 0; x < m->dh; x++)
+            q[i * m->dh + x] =
+                maps_query_number(m, head->layer, head->h, m->queries[r + i], x) / sqrt((double)m->dh);
     for (int64_t first = 0; first < keys; first += MAPS_KEYS) {
         const int64_t n = maps_min(keys - first, MAPS_KEYS);
-        maps_rows(k, m, head->layer->k, head->h, first, n, 1, true);
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t x = 0; x < m->dh; x++)
+                k[x * MAPS_KEYS + j] = maps_key_number(m, head->layer, head->h, first + j, x);
         for (int64_t i = 0; i < count; i++) {
             double sums[MAPS_KEYS] = {0};
             for (int64_t x = 0; x < m->dh; x++)
@@ -203,8 +207,7 @@ static inline double maps_norm_limit(const Maps* m, const LayerHeads* layer, int
     for (int64_t i = 0; i < 2 * m->T; i++) {
         double square = 0;
         for (int64_t x = 0; x < m->dh; x++) {
-            double value =
-                host_number(m->trainer, i % 2 ? layer->k : layer->q, (i / 2 * m->NH + h) * m->dh + x);
+            double value = (i % 2 ? maps_key_number : maps_query_number)(m, layer, h, i / 2, x);
             square += value * value;
         }
         largest[i % 2] = fmax(largest[i % 2], square);
@@ -341,6 +344,7 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     m->trainer = trainer;
     m->L = c->num_hidden_layers;
     m->NH = c->num_heads;
+    m->KVH = config_key_heads(c);
     m->dh = config_head_size(c);
     m->window = c->window_size;
     m->Q = maps_min(m->T, MAPS_ROWS);

@@ -7,7 +7,8 @@ sequences by one token each, or both at once. The rows of a pass are its tokens:
 one sequence behind the other. What a row computes depends on no other sequence of the pass, but for rounding on
 the GPU, whose GEMM kernels are chosen by the number of rows.
 
-Keys, values and cum_logf are stored in pages: PAGE_TOKENS tokens of one head of one layer. The page table
+Keys, values and cum_logf are stored in pages: PAGE_TOKENS tokens of one head of keys of one layer, with a
+cum_logf for each head of queries that reads it. The page table
 tells which page of the pool holds tokens [n PAGE_TOKENS, (n + 1) PAGE_TOKENS) of a head. Sequences with the
 same beginning share its full pages. All else that a sequence needs has a fixed size and belongs to its slot:
 the last token's projections for the shifts, running sums of the gate, and the state of a recurrent mixer.
@@ -15,7 +16,7 @@ the last token's projections for the shifts, running sums of the gate, and the s
 A cache that forgets. Keys that have left the window of a model that has one are seen by no row to come. And
 gates only make cum_logf fall, so keys that once have less than eps of a row's weight never regain it, where
 their scores are bounded for all queries to come (with QK norm). The model counts how many pages at the
-beginning of each head are forgotten and skips them; the engine frees them.
+beginning of each head are forgotten, by all heads of queries that read them, and skips them; the engine frees them.
 
 The engine owns the page table, allocates before a pass what the pass appends to, and frees. Called by
 llmc/run/trainer.h, llmc/serve and the trainers.
@@ -44,7 +45,7 @@ static inline int64_t cache_table_width(const CacheSizes* s) {
     return (s->capacity + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-// One pass. heads is the number of rows of the page table that a slot has: L NH for attention, 0 for a
+// One pass. heads is the number of rows of the page table that a slot has: L KVH for attention, 0 for a
 // recurrent mixer.
 typedef struct {
     int64_t rows, sequences;
@@ -52,7 +53,7 @@ typedef struct {
     const int32_t* slots;   // [sequences], each slot at most once
     const int64_t* begins;  // [sequences + 1], the first row of each sequence, and rows
     const int64_t* lengths; // [sequences], tokens in the slot before the pass
-    const int32_t* pages; // [slots, heads, cache_table_width]: head l NH + h; -1: forgotten, or not yet used
+    const int32_t* pages; // [slots, heads, cache_table_width]: head l KVH + h; -1: forgotten, or not yet used
 
     int64_t outputs;            // rows with an output
     const int64_t* output_rows; // [outputs], never falling: a row can have several targets

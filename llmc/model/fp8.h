@@ -33,8 +33,8 @@ typedef struct {
 
 // The linear layers of a block, in the order of the enum.
 static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, const ParamTable* table) {
-    const int64_t d = c->hidden_size, I = config_mlp_size(c);
-    const Fp8Shape of_block[FP8_LINEARS] = {{table->proj.first, d * (c->use_output_gate ? 4 : 3), d},
+    const int64_t d = c->hidden_size, I = config_mlp_size(c), kd = config_key_heads(c) * config_head_size(c);
+    const Fp8Shape of_block[FP8_LINEARS] = {{table->proj.first, d * (c->use_output_gate ? 2 : 1) + 2 * kd, d},
                                             {P_O_PROJ, d, d},
                                             {P_GATE_PROJ, 2 * I, d},
                                             {P_DOWN_PROJ, d, I}};

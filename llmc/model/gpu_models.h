@@ -24,5 +24,8 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
     if (c->hidden_size > GPU_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (c->num_kv_heads)
+        die("num_kv_heads=%lld: the GPU's kernels read as many heads of keys as of queries: use ./train_fox",
+            (long long)c->num_kv_heads);
     if (cudnn) gpu_check_cudnn(c);
 }

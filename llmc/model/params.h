@@ -190,15 +190,15 @@ typedef struct {
 
 enum {
     P_Q_PROJ = P_FIRST_OF(MIXER_ATTENTION), // [d, d]    this and the next six: the fused projection
-    P_K_PROJ,                               // [d, d]
-    P_V_PROJ,                               // [d, d]
+    P_K_PROJ,                               // [kd, d]   kd = KVH dh
+    P_V_PROJ,                               // [kd, d]
     P_OGATE_PROJ,                           // [d, d]    with output gate
     P_FGATE_PROJ,                           // [NH, d]   gate full
-    P_K_SHIFT,                              // [NH, d]   with key shift
-    P_V_SHIFT,                              // [NH, d]   with value shift
+    P_K_SHIFT,                              // [KVH, d]  with key shift
+    P_V_SHIFT,                              // [KVH, d]  with value shift
     P_FGATE_BIAS,                           // [NH]      with any gate
     P_Q_NORM,                               // [d], or [dh] when shared by all heads
-    P_K_NORM,                               // the same
+    P_K_NORM,                               // [kd], or [dh]
     P_OUTPUT_NORM,                          // [d]       with output norm
     P_O_PROJ,                               // [d, d]
 };
@@ -211,17 +211,18 @@ static inline double attention_initial_bias(const Config* c, int64_t head, doubl
 
 // Attention's rows of layer l.
 static inline void attention_add_params(ParamTable* t, const Config* c, int64_t l) {
-    int64_t d = c->hidden_size, NH = c->num_heads, qk_norm = c->qk_norm_share ? config_head_size(c) : d;
+    int64_t d = c->hidden_size, NH = c->num_heads, KVH = config_key_heads(c), dh = config_head_size(c);
+    int64_t kd = KVH * dh;
     bool full = c->fgate_type == GATE_FULL;
     params_add_proj(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
-    params_add_proj(t, P_K_PROJ, l, c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight", d,
+    params_add_proj(t, P_K_PROJ, l, c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight", kd,
                     d);
-    params_add_proj(t, P_V_PROJ, l, c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight", d,
+    params_add_proj(t, P_V_PROJ, l, c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight", kd,
                     d);
     if (c->use_output_gate) params_add_proj(t, P_OGATE_PROJ, l, "attn.ogate_proj.weight", d, d);
     if (full) params_add_proj(t, P_FGATE_PROJ, l, "attn.fgate_proj.weight", NH, d);
-    if (c->use_k_shift) params_add_proj(t, P_K_SHIFT, l, "attn.k_proj.shift_proj.weight", NH, d);
-    if (c->use_v_shift) params_add_proj(t, P_V_SHIFT, l, "attn.v_proj.shift_proj.weight", NH, d);
+    if (c->use_k_shift) params_add_proj(t, P_K_SHIFT, l, "attn.k_proj.shift_proj.weight", KVH, d);
+    if (c->use_v_shift) params_add_proj(t, P_V_SHIFT, l, "attn.v_proj.shift_proj.weight", KVH, d);
     if (config_has_gate(c)) {
         const int64_t shape[3] = {NH, 0, 0};
         Param* bias = params_add(t, P_FGATE_BIAS, l, full ? "attn.fgate_proj.bias" : "attn.fgate_bias",
@@ -230,8 +231,10 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
         bias->trainable = c->fgate_type != GATE_FIXED;
         params_in_fp32(t, bias);
     }
-    if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, "attn.q_norm.weight", qk_norm, QK_NORM_EPS);
-    if (c->qk_norm) params_add_norm(t, P_K_NORM, l, "attn.k_norm.weight", qk_norm, QK_NORM_EPS);
+    if (c->qk_norm) {
+        params_add_norm(t, P_Q_NORM, l, "attn.q_norm.weight", c->qk_norm_share ? dh : d, QK_NORM_EPS);
+        params_add_norm(t, P_K_NORM, l, "attn.k_norm.weight", c->qk_norm_share ? dh : kd, QK_NORM_EPS);
+    }
     if (c->use_output_norm) params_add_norm(t, P_OUTPUT_NORM, l, "attn.output_norm.weight", d, c->norm_eps);
     params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }

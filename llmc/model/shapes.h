@@ -2,7 +2,8 @@
 Sizes and numbers that travel together: the same structs for the CPU trainer's functions and the GPU's
 kernels.
 
-Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh.
+Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh; KVH heads of keys
+and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of the keys and values.
 */
 #pragma once
 
@@ -19,7 +20,21 @@ typedef struct {
     int64_t weight_stride; // elements from a head's QK norm weights to the next's; 0: heads share them
     int64_t window; // keys that a query sees, its own the last of them; 0: all that are not in its future
     const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
+    int64_t KVH;              // heads of keys and values; 0: NH
 } HeadShape;
+
+static inline int64_t key_heads(const HeadShape* s) { return s->KVH ? s->KVH : s->NH; }
+
+// Heads of queries that read one head of keys and values.
+static inline int64_t head_group(const HeadShape* s) { return s->NH / key_heads(s); }
+
+// The shape of the keys' and values' heads.
+static inline HeadShape key_shape(const HeadShape* s) {
+    HeadShape keys = *s;
+    keys.NH = key_heads(s);
+    keys.KVH = 0;
+    return keys;
+}
 
 // Neighbouring tokens of [B, T], of whose norms qkv_forward gives the largest.
 enum { NORM_TOKENS = 4 };

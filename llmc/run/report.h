@@ -136,6 +136,9 @@ static inline void run_print_plan(const Run* run) {
     printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n", (long long)config_head_size(&run->config));
+    if (run->config.num_kv_heads)
+        printf("key heads          %15lld for %s\n", (long long)run->config.num_kv_heads,
+               counted(run->config.num_heads, "head").text);
     printf("sequence           %15lld %s\n", (long long)o->seq_len, plural(o->seq_len, "token").text);
     printf("step               %15lld %s: %s of %s", (long long)o->batch_tokens,
            plural(o->batch_tokens, "token").text, counted(run->micro_batches, "micro-batch").text,

@@ -61,7 +61,7 @@ static inline DocumentCount run_documents(const Run* run, const DocumentCount* b
 
 // A layer's tensors on the host, of one sequence of T tokens.
 typedef struct {
-    const void *q, *k;      // [T, NH dh] of the host's numbers, as attention reads them
+    const void *q, *k;      // [T, NH dh] and [T, KVH dh] of the host's numbers, as attention reads them
     const double* cum_logf; // [NH, T]; NULL: no gate
     const double* limits;   // [NH] U >= |q k| / sqrt(dh), by which it is pruned; NAN: not known
 } LayerHeads;

@@ -39,12 +39,13 @@ def read_json(path):
 def read_config(folder):
     """config.json. Anything that Llama does not compute is a ValueError."""
     config = read_json(folder / "config.json")
-    for key, value in dict(LLAMA, num_kv_heads=config["num_heads"]).items():
-        if config.get(key, value) != value and (key != "num_kv_heads" or config[key] is not None):
+    for key, value in LLAMA.items():
+        if config.get(key, value) != value:
             raise ValueError(f"config.json: {key} is {config[key]!r}, and only {value!r} can be a Llama")
     if not config.get("intermediate_size"):
         wanted = math.floor(config["hidden_size"] * config["hidden_ratio"] * 2 / 3)
         config["intermediate_size"] = 256 * math.ceil(wanted / 256)
+    config["num_kv_heads"] = config.get("num_kv_heads") or config["num_heads"]
     return config
 
 
@@ -60,7 +61,7 @@ def llama_config(config, length, dtype):
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "initializer_range")
     return dict(
         architectures=["LlamaForCausalLM"], model_type="llama", **{key: config[key] for key in same},
-        num_attention_heads=config["num_heads"], num_key_value_heads=config["num_heads"],
+        num_attention_heads=config["num_heads"], num_key_value_heads=config["num_kv_heads"],
         head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu",
         max_position_embeddings=length, rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
         rope_scaling=None, attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
@@ -70,13 +71,14 @@ def llama_config(config, length, dtype):
 def layout(config):
     """{name in DIR: (shape, names in OUT that share its rows)}"""
     V, d, I = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    kd = d // config["num_heads"] * config["num_kv_heads"]
     names = {"model.embeddings.weight": ([V, d], ["model.embed_tokens.weight"]),
              "model.norm.weight": ([d], ["model.norm.weight"]),
              "lm_head.weight": ([V, d], ["lm_head.weight"])}
     layer = {"attn_norm": ([d], ["input_layernorm"]), "mlp_norm": ([d], ["post_attention_layernorm"]),
              "mlp.gate_proj": ([2 * I, d], ["mlp.gate_proj", "mlp.up_proj"]),
              "mlp.down_proj": ([d, I], ["mlp.down_proj"]),
-             **{f"attn.{x}_proj": ([d, d], [f"self_attn.{x}_proj"]) for x in "qkvo"}}
+             **{f"attn.{x}_proj": ([kd if x in "kv" else d, d], [f"self_attn.{x}_proj"]) for x in "qkvo"}}
     for i in range(config["num_hidden_layers"]):
         for name, (shape, new) in layer.items():
             names[f"model.layers.{i}.{name}.weight"] = shape, [f"model.layers.{i}.{x}.weight" for x in new]

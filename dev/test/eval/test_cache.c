@@ -164,15 +164,15 @@ static void check_forks(const char* name) {
     model_free(&model);
 }
 
-// With strong gates: log-probabilities with and without forgetting, and how many pages are left. forgets:
-// pages are given back; else all stay.
-static void check_forgetting(const char* name, bool forgets) {
+// With strong gates of the first `strong` heads: log-probabilities with and without forgetting, and how many pages are
+// left. forgets: pages are given back; else all stay.
+static void check_forgetting(const char* name, int64_t strong, bool forgets) {
     const int64_t T = 900;
     Model model = variant_model(name, 1, 4);
-    int64_t L = model.config.num_hidden_layers, heads = L * model.config.num_heads;
+    int64_t L = model.config.num_hidden_layers, heads = L * config_key_heads(&model.config);
     for (int64_t l = 0; l < L; l++) {
         real* bias = model.params + params_find(&model.table, P_FGATE_BIAS, l)->offset;
-        for (int64_t h = 0; h < model.config.num_heads; h++) bias[h] = h == 0 ? (real)-0.5 : (real)8;
+        for (int64_t h = 0; h < model.config.num_heads; h++) bias[h] = h < strong ? (real)-0.5 : (real)8;
     }
     int32_t *tokens = random_tokens(&model, T + 1, 0), slot = 0;
     RowScore* scores[3];
@@ -275,7 +275,8 @@ static void check_lengths(void) {
 static void check_window(const char* name, int64_t W) {
     const int64_t T = 700;
     Model model = variant_model(name, 1, 4);
-    int64_t heads = model.config.num_hidden_layers * model.config.num_heads, V = model.config.vocab_size;
+    int64_t heads = model.config.num_hidden_layers * config_key_heads(&model.config),
+            V = model.config.vocab_size;
     int32_t *tokens = random_tokens(&model, T + 1, 0), slot = 0;
     RowScore* scores[3];
     float* logits[3];
@@ -386,12 +387,17 @@ int main(void) {
     omp_set_num_threads(1);
     check_forks("fox-pro");
     check_forks("transformer-llama");
-    check_forgetting("fox-pro hidden_size=32", true);
-    check_forgetting("fox-pro hidden_size=32 use_rope=true", true);
-    check_forgetting("fox-pro hidden_size=32 qk_norm=false", false);
+    check_forks("fox-pro num_heads=4 num_kv_heads=2");
+    check_forgetting("fox-pro hidden_size=32", 1, true);
+    check_forgetting("fox-pro hidden_size=32 use_rope=true", 1, true);
+    check_forgetting("fox-pro hidden_size=32 qk_norm=false", 1, false);
+    // a page goes when all heads that read it have forgotten it
+    check_forgetting("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 2, true);
+    check_forgetting("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 1, false);
     check_window("transformer-swa", 64);
     check_window("transformer-swa window_size=1", 1);
     check_window("transformer-llama window_size=129", 129);
+    check_window("transformer-llama window_size=129 num_heads=6 num_kv_heads=3", 129);
     check_window("fox-pro window_size=200 log_pruning_tolerance=null", 200);
     omp_set_num_threads(2);
     check_lengths();

@@ -10,13 +10,17 @@ Built in float and in double.
 
 static const Trainer maps_trainer = {.element_bytes = sizeof(real), .visit_heads = visit_heads};
 
+// The key that head h reads of token t.
+static const real* key_of(const AttentionActs* acts, const HeadShape* s, int64_t h, int64_t t) {
+    return acts->k + (t * s->KVH + h * s->KVH / s->NH) * s->dh;
+}
+
 static double attention_of(double* a, const AttentionActs* acts, const HeadShape* s, int64_t h, int64_t i) {
     double sum = 0;
     for (int64_t j = 0; j <= i; j++) {
         double score = 0;
         for (int64_t x = 0; x < s->dh; x++)
-            score +=
-                (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)acts->k[(j * s->NH + h) * s->dh + x];
+            score += (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)key_of(acts, s, h, j)[x];
         a[j] = exp(score / sqrt((double)s->dh) +
                    gate_bias(acts->cum_logf ? acts->cum_logf + h * s->T : NULL, i, j));
         if (s->doc_start && j < s->doc_start[i]) a[j] = 0;
@@ -87,15 +91,16 @@ static double limit_of(const AttentionActs* acts, const HeadPath* paths, const H
     const bool acp = c->pruning_rule == PRUNING_ACP;
     double norms[2] = {0, 0}, weights = paths[0].weight ? 0 : INFINITY;
     for (int64_t i = 0; i < s->T; i++) {
-        const real *q = acts->q + (i * s->NH + h) * s->dh, *k = acts->k + (i * s->NH + h) * s->dh;
+        const real *q = acts->q + (i * s->NH + h) * s->dh, *k = key_of(acts, s, h, i);
         norms[0] = fmax(norms[0], (double)dot(q, q, s->dh)),
         norms[1] = fmax(norms[1], (double)dot(k, k, s->dh));
     }
     for (int64_t i = 0; i < s->dh && paths[0].weight; i++)
         for (int64_t j = 0; j < s->dh; j++)
             if (acp || i == j || (c->use_rope && (i + s->dh / 2) % s->dh == j))
-                weights = fmax(weights, fabs((double)paths[0].weight[h * s->weight_stride + i] *
-                                             (double)paths[1].weight[h * s->weight_stride + j]));
+                weights =
+                    fmax(weights, fabs((double)paths[0].weight[h * s->weight_stride + i] *
+                                       (double)paths[1].weight[h * s->KVH / s->NH * s->weight_stride + j]));
     weights *= sqrt((double)s->dh);
     return acp && paths[0].weight ? weights : fmin(weights, sqrt(norms[0] * norms[1] / (double)s->dh));
 }
@@ -179,6 +184,7 @@ int main(void) {
     check_maps("fox-pro", 700, -1);
     check_maps("fox-pro use_rope=true qk_norm_share_param_across_head=true", 300, -1);
     check_maps("fox-llama fgate_type=bias_only num_heads=3", 500, -2);
+    check_maps("fox-pro num_heads=4 num_kv_heads=2", 700, -1);
     check_maps("transformer-llama", 131, 4);
     check_maps("fox-pro num_hidden_layers=1 num_heads=1", 1, 4);
     check_maps("fox-pro num_hidden_layers=1", 2050, 8);

@@ -12,6 +12,7 @@ again as the trainer saves it after two steps, in its folder as it is. The token
 of checkpoints trained on shards of text_to_shards. One line each; exit code 1 if any fails.
 """
 import json
+import math
 import shutil
 import struct
 import subprocess
@@ -28,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
 ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
-            "use_k_shift", "use_v_shift", "window_size", "fgate_type", "fgate_bias_init", "decay_time_min",
+            "use_k_shift", "use_v_shift", "window_size", "num_kv_heads", "fgate_type", "fgate_bias_init", "decay_time_min",
             "decay_time_max", "use_lower_bound")
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -315,8 +316,9 @@ def check_initialization(model):
             assert (x == 1).all(), name
         elif "fgate" in name and x.dim() == 1:
             long = config.fgate_bias_init or config.fgate_type == "fixed"
-            ends = [config.decay_time_min or 2, config.decay_time_max or 256]
-            expected = torch.tensor([-1 / T for T in ends]) if long else torch.full((2,), 0.5).log()
+            ends = [math.log(T) for T in (config.decay_time_min or 2, config.decay_time_max or 256)]
+            times = torch.linspace(*ends, config.num_heads).exp()
+            expected = -1 / times if long else torch.full_like(times, 0.5).log()
             assert error(torch.nn.functional.logsigmoid(x), expected) < 1e-5, name
 
 
@@ -459,7 +461,7 @@ def check_trained(name, work):
                                        pad_token_id=256)[0, 1:].tolist()
             text_here = bytes(t for t in generated if t != 256)
             assert text.startswith(text_here), f"greedy text: {text_here} here, {text} by the trainer"
-    if name == "transformer-llama":
+    if name in ("transformer-llama", "transformer-llama-grouped"):
         return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
     check_not_llama(checkpoint, work)
     if name == "mamba2" and transformers.__version__ >= "5":

@@ -269,7 +269,7 @@ static const KeyTest keys[] = {
     {"intermediate_size", "100", "0 -1 1.5 1048577 x"},
     {"num_hidden_layers", "3", "0 1025 -1 0.5 null"},
     {"num_heads", "4", "0 1025 -1 null"},
-    {"num_kv_heads", "null", "1 x"},
+    {"num_kv_heads", "1", "0 1025 -1 1.5 x"},
     {"hidden_act", "swish", "gelu ~"},
     {"window_size", "512", "-1 1.5 16777217 x ~ true"},
     {"max_position_embeddings", "null", "2048"},
@@ -462,7 +462,10 @@ static void check_keys(void) {
           "unknown key");
     CHECK(config_set(&all, "--set", "vocab_size", "1Ki", &err) && all.vocab_size == 1024,
           "vocab_size=1Ki is not 1024");
-    CHECK(config_set(&all, "--set", "num_kv_heads", "4", &err), "num_kv_heads equal to num_heads is refused");
+    Config same = base;
+    CHECK(config_set(&same, "--set", "num_kv_heads", "2", &err) && config_check(&same, "--set", &err) &&
+              same.num_heads == 2 && same.num_kv_heads == 0,
+          "num_kv_heads equal to num_heads is not null: %s", err.msg);
     // the paper's configs have these nulls
     CHECK(config_set(&all, "config", "decay_time_min", "null", &err), "%s", err.msg);
     CHECK(config_set(&all, "config", "window_size", "null", &err) && all.window_size == 0, "%s", err.msg);
@@ -474,7 +477,7 @@ static void check_keys(void) {
 // Values that are valid alone but invalid together.
 static void check_impossible(void) {
     static const char* const cases[][2] = {
-        {"num_heads", "3"},      {"hidden_size", "126"}, // head size 63 with RoPE
+        {"num_heads", "3"},      {"hidden_size", "126"},   {"num_kv_heads", "3"}, // head size 63 with RoPE
         {"bos_token_id", "257"}, {"eos_token_id", "257"},  {"decay_time_min", "257"},
         {"decay_time_max", "1"}, {"hidden_ratio", "0.01"}, // an MLP of width 0
     };
@@ -538,7 +541,8 @@ static void check_files(void) {
         const char *members, *says; // text of the error; NULL: accepted
     } files[] = {
         {"\"num_kv_heads\": 2, \"torch_dtype\": \"bfloat16\", \"extra\": [1, {}]", NULL},
-        {"\"num_kv_heads\": 1", "num_kv_heads"},
+        {"\"num_kv_heads\": 1", NULL},
+        {"\"num_kv_heads\": 3", "config.json: num_kv_heads 3 does not divide num_heads 2"},
         {"\"model_type\": \"llama\"", "llama"},
         {"\"hidden_size\": \"big\"", "hidden_size"},
         {"\"hidden_ratio\": [4]", "hidden_ratio"},

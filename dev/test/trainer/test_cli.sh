@@ -92,7 +92,7 @@ eos_outside config.json: bos_token_id or eos_token_id is not below vocab_size 40
 gate_unknown config.json: fgate_type=half is none of full, bias_only, fixed, none
 tied config.json: tie_word_embeddings=true is not supported
 windowed config.json: window_size=-1 is not a whole number from 0
-grouped config.json: num_kv_heads=1 is not supported
+grouped config.json: num_kv_heads 3 does not divide num_heads 2
 other_model config.json: model_type 'llama'
 other_width model.safetensors: tensor 'model.embeddings.weight' has shape [40, 16], but [40, 32] fits the config
 other_mlp tensor 'model.layers.0.mlp.gate_proj.weight' has shape [48, 16], but [64, 16] fits the config

@@ -152,6 +152,55 @@ static void check_memory(void) {
 }
 
 // ----------------------------------------------------------------------------
+// grouped heads of keys and values
+
+// Elements of the part that each head of keys has in a tensor; 0: it has no such parts.
+static int64_t key_part(const Model* model, const Param* p) {
+    const Config* c = &model->config;
+    const bool grouped = p->kind == P_K_PROJ || p->kind == P_V_PROJ || p->kind == P_K_SHIFT ||
+                         p->kind == P_V_SHIFT || (p->kind == P_K_NORM && !c->qk_norm_share);
+    return grouped ? p->count / config_key_heads(c) : 0;
+}
+
+// A model whose heads of queries share heads of keys has the loss of the one where each head has a copy of them,
+// and the sums of the copies' gradients.
+static void check_grouped(const char* name, int64_t T) {
+    Model grouped = variant_model(name, 2, T), whole;
+    Config c = grouped.config;
+    const int64_t NH = c.num_heads, group = NH / config_key_heads(&c);
+    c.num_kv_heads = 0;
+    whole = model_new(&c, true, 0, 1);
+    model_allocate_activations(&whole, 2, T);
+    for (int r = 0; r < grouped.table.num_rows; r++) {
+        const Param *from = &grouped.table.rows[r], *to = &whole.table.rows[r];
+        const int64_t part = key_part(&grouped, from) ? key_part(&grouped, from) : from->count;
+        CHECK(strcmp(from->name, to->name) == 0 && to->count % part == 0, "%s", from->name);
+        for (int64_t i = 0; i < to->count / part; i++)
+            memcpy(whole.params + to->offset + i * part,
+                   grouped.params + from->offset + (to->count > part ? i / group : i) * part,
+                   (size_t)part * sizeof(real));
+    }
+    int32_t *inputs = random_tokens(&whole, 2 * T, 0), *targets = random_tokens(&whole, 2 * T, 1);
+    double loss = run_pass(&grouped, inputs, targets, 2 * T, NULL),
+           want = run_pass(&whole, inputs, targets, 2 * T, NULL), worst = 0;
+    CHECK(fabs(loss / want - 1) <= 8 * EPSILON, "%s: losses are %.17g and %.17g", name, loss, want);
+    for (int r = 0; r < grouped.table.num_rows; r++) {
+        const Param *p = &grouped.table.rows[r], *of = &whole.table.rows[r];
+        const int64_t part = key_part(&grouped, p) ? key_part(&grouped, p) : p->count;
+        real* sums = new_reals(p->count);
+        for (int64_t i = 0; i < of->count; i++)
+            sums[(of->count > part ? i / part / group * part : 0) + i % part] += whole.grads[of->offset + i];
+        double error = relative_error(grouped.grads + p->offset, sums, p->count);
+        CHECK(error <= PICK(1e-5, 1e-13), "%s: %s is off by %.2e", name, p->name, error);
+        worst = fmax(worst, error);
+        free(sums);
+    }
+    printf("%s: gradients of copies of the keys, summed: off by %.1e\n", name, worst);
+    free(inputs), free(targets);
+    model_free(&grouped), model_free(&whole);
+}
+
+// ----------------------------------------------------------------------------
 // initial weights
 
 // The matrix's numbers have mean 0 and this deviation.
@@ -247,6 +296,7 @@ static void check_recurrent_weights(const char* name) {
 
 int main(void) {
     check_threads(wide);
+    check_threads("fox-pro hidden_size=78 num_heads=6 num_kv_heads=2");
     check_threads("deltanet hidden_size=78 num_heads=3");
     check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
     check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
@@ -264,6 +314,13 @@ int main(void) {
     check_accumulation("mamba2 state_size=6", 70);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_memory();
+    check_grouped("fox-pro hidden_size=24 num_heads=6 num_kv_heads=2", 150);
+    check_grouped("fox-pro hidden_size=24 num_heads=6 num_kv_heads=1 qk_norm_share_param_across_head=true",
+                  9);
+    check_grouped("fox-llama hidden_size=24 num_heads=4 num_kv_heads=2 fgate_type=bias_only use_v_shift=true",
+                  40);
+    check_grouped("transformer-llama hidden_size=24 num_heads=4 num_kv_heads=2 window_size=20", 150);
+    check_grouped("fox-pro document_reset=true vocab_size=5 num_heads=4 num_kv_heads=2", 60);
     check_initial_weights();
     check_recurrent_weights("deltanet hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
     check_recurrent_weights("hgrn2 hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");

@@ -41,6 +41,13 @@ static const Variant variants[] = {
     {"fox-pro use_k_shift=false", 2, 7},
     {"fox-pro use_v_shift=false", 2, 7},
 
+    // heads of keys and values that 2, 3 and 4 heads of queries read
+    {"fox-pro num_heads=4 num_kv_heads=2", 2, 7},
+    {"fox-pro num_heads=4 num_kv_heads=1 qk_norm_share_param_across_head=true fgate_bias_init=true", 1, 150},
+    {"fox-llama num_heads=6 num_kv_heads=2 use_rope=true", 2, 7},
+    {"fox-llama num_heads=4 num_kv_heads=2 use_k_shift=true window_size=100", 2, 300},
+    {"transformer-llama num_heads=6 num_kv_heads=3", 2, 7},
+
     {"fox-pro mlp=none", 2, 7},
     {"fox-llama mlp=none num_hidden_layers=1", 2, 7},
 

@@ -119,8 +119,10 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
     hf_print_names(f, "initialized from", r->init);
     fprintf(f, "| layers | %lld |\n| width | %lld |\n", (long long)c->num_hidden_layers,
             (long long)c->hidden_size);
-    fprintf(f, "| heads | %lld of %s |\n| MLP width | %lld |\n", (long long)c->num_heads,
-            counted(config_head_size(c), "channel").text, (long long)config_mlp_size(c));
+    fprintf(f, "| heads | %lld of %s |\n", (long long)c->num_heads,
+            counted(config_head_size(c), "channel").text);
+    if (c->num_kv_heads) fprintf(f, "| heads of keys and values | %lld |\n", (long long)c->num_kv_heads);
+    fprintf(f, "| MLP width | %lld |\n", (long long)config_mlp_size(c));
     fprintf(f, "| vocabulary | %s |\n", counted(c->vocab_size, "token").text);
     fprintf(f, "| parameters | %lld (%lld without the input embedding) |\n", (long long)table->parameters,
             (long long)table->non_embedding);

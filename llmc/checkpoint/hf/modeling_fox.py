@@ -11,7 +11,8 @@ Attention with a forget gate f_t in (0, 1] per head and token:
 
     score_ij = q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j,    cum_logf_t = log f_1 + ... + log f_t
 
-Shapes: batch B, tokens T, width d, heads h of dh = d / h channels, MLP width I, vocabulary V.
+Shapes: batch B, tokens T, width d, heads h of dh = d / h channels, key heads n (of keys and values: h / n heads
+read each), MLP width I, vocabulary V.
 """
 import math
 
@@ -49,7 +50,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         intermediate_size=None,         # I; None derives it from hidden_ratio
         num_hidden_layers=12,
         num_heads=12,
-        num_kv_heads=None,
+        num_kv_heads=None,              # n; None: h
         hidden_act="swish",
         window_size=None,               # W: a token attends to itself and the W - 1 before it; None, 0: to all
         max_position_embeddings=None,
@@ -103,7 +104,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         self.log_pruning_tolerance = log_pruning_tolerance
         self.document_reset = document_reset
         self.use_cache = use_cache
-        supported = dict(num_kv_heads=(None, num_heads), hidden_act=("swish",), ogate_act=("sigmoid",),
+        supported = dict(hidden_act=("swish",), ogate_act=("sigmoid",),
                          fgate_type=("full", "bias_only", "fixed", "none"))
         for key, values in supported.items():
             if getattr(self, key) not in values:
@@ -112,6 +113,8 @@ class ForgettingTransformerConfig(PretrainedConfig):
             raise ValueError(f"window_size={window_size!r} is no number of tokens")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
+        if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
+            raise ValueError(f"num_kv_heads={num_kv_heads!r} does not divide num_heads {num_heads}")
         if tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
@@ -146,9 +149,9 @@ class LayerCache:
     """What one layer keeps of the tokens before: None until there are any, or where it has no such module."""
 
     def __init__(self):
-        self.k = self.v = None                      # [B, h, T, dh], normalized and rotated; in a window W - 1 tokens
+        self.k = self.v = None                      # [B, n, T, dh], normalized and rotated; in a window W - 1 tokens
         self.cum_logf = None                        # [B, h, T] in fp64
-        self.previous_k = self.previous_v = None    # [B, 1, h, dh], the last token's, not shifted yet
+        self.previous_k = self.previous_v = None    # [B, 1, n, dh], the last token's, not shifted yet
         self.length = 0                             # tokens so far
 
     def append(self, k, v, cum_logf, window):
@@ -295,20 +298,20 @@ class RMSNorm(nn.Module):
 
 
 class ShiftLinear(nn.Module):
-    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per head and token."""
+    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per key head and token."""
 
-    def __init__(self, d, h):
+    def __init__(self, d, width, n):
         super().__init__()
-        self.linear, self.shift_proj = nn.Linear(d, d, bias=False), nn.Linear(d, h, bias=False)
+        self.linear, self.shift_proj = nn.Linear(d, width, bias=False), nn.Linear(d, n, bias=False)
 
     def forward(self, a, previous, token_mask, documents):
         """
-        Returns y [B, T, d] and the last y~ [B, 1, h, dh], which is `previous` of the next call; None at the
+        Returns y [B, T, n dh] and the last y~ [B, 1, n, dh], which is `previous` of the next call; None at the
         start. token_mask [B, T] is False for padding, which counts as no token, or None. The first token of one
         of the documents has none before it.
         """
-        alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
-        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]
+        alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, n, 1]
+        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, n, dh]
         real = current if token_mask is None else current * token_mask[:, :, None, None]
         if previous is None:
             previous = torch.zeros_like(current[:, :1])
@@ -322,14 +325,17 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         d, h = config.hidden_size, config.num_heads
+        n = config.num_kv_heads or h
+        width = n * (d // h)
         self.config = config
         self.q_proj = nn.Linear(d, d, bias=False)
-        self.k_proj = ShiftLinear(d, h) if config.use_k_shift else nn.Linear(d, d, bias=False)
-        self.v_proj = ShiftLinear(d, h) if config.use_v_shift else nn.Linear(d, d, bias=False)
+        self.k_proj = ShiftLinear(d, width, n) if config.use_k_shift else nn.Linear(d, width, bias=False)
+        self.v_proj = ShiftLinear(d, width, n) if config.use_v_shift else nn.Linear(d, width, bias=False)
         self.o_proj = nn.Linear(d, d, bias=False)
         if config.qk_norm:
-            width = d // h if config.qk_norm_share_param_across_head else d
-            self.q_norm, self.k_norm = RMSNorm(width, QK_NORM_EPS), RMSNorm(width, QK_NORM_EPS)
+            shared = config.qk_norm_share_param_across_head
+            self.q_norm = RMSNorm(d // h if shared else d, QK_NORM_EPS)
+            self.k_norm = RMSNorm(d // h if shared else width, QK_NORM_EPS)
         if config.use_output_norm:
             self.output_norm = RMSNorm(d, config.norm_eps)
         if config.use_output_gate:
@@ -362,13 +368,16 @@ class Attention(nn.Module):
             v, cache.previous_v = self.v_proj(a, cache.previous_v, token_mask, documents)
         else:
             v = self.v_proj(a)
-        q, k, v = (x.unflatten(-1, (c.num_heads, -1)) for x in (q, k, v))  # [B, T, h, dh]
+        dh = c.hidden_size // c.num_heads
+        q, k, v = (x.unflatten(-1, (-1, dh)) for x in (q, k, v))  # [B, T, h, dh], k and v [B, T, n, dh]
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if c.use_rope:
             q, k = rotate(q, *rope), rotate(k, *rope)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         k, v, cum_logf = cache.append(k, v, self.cum_logf(a), c.window_size)
+        if k.shape[1] != c.num_heads:
+            k, v = (x.repeat_interleave(c.num_heads // x.shape[1], dim=1) for x in (k, v))
         key_mask, documents = (None if x is None else x[:, -k.shape[2]:] for x in (mask, documents))
         o = attention(q, k, v, cum_logf, key_mask, c.window_size, documents).transpose(1, 2)
         if c.use_output_norm:

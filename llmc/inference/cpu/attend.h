@@ -1,8 +1,9 @@
 /*
 Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
-A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so
-that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query reads its keys
+A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head of keys: keys [dh, PAGE_TOKENS], transposed so
+that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf of each of the `group` heads of
+queries that read it. Each query reads its keys
 page by page in an online softmax, so a row's bits depend neither on the other rows of the pass nor on how the
 sequence was cut into passes.
 
@@ -34,11 +35,20 @@ typedef struct {
 // The pages of all heads, and what one head's queries read of them.
 typedef struct {
     real *k, *v;            // [pages, dh, PAGE_TOKENS], [pages, PAGE_TOKENS, dh]
-    double* cum_logf;       // [pages, PAGE_TOKENS], NULL without gate
-    HeadSums* page_end;     // [pages] at the page's last token
+    double* cum_logf;       // [pages, group, PAGE_TOKENS], NULL without gate
+    HeadSums* page_end;     // [pages, group] at the page's last token
     const int32_t* numbers; // of the head's pages in its sequence
-    int64_t dh;
+    int64_t dh, group;
+    int64_t member; // the head's number in its group
 } HeadPages;
+
+// The head's cum_logf [PAGE_TOKENS] of a page, and its sums at the page's last token.
+static inline double* page_cum_logf(const HeadPages* pages, int64_t page) {
+    return pages->cum_logf + (page * pages->group + pages->member) * PAGE_TOKENS;
+}
+static inline HeadSums* page_end(const HeadPages* pages, int64_t page) {
+    return pages->page_end + page * pages->group + pages->member;
+}
 
 // ----------------------------------------------------------------------------
 // forgetting
@@ -75,7 +85,7 @@ static inline void head_sums_add(HeadSums* sums, const Forgetting* f, const Head
     sums->cum_logf += logf;
     sums->weight = log_add(sums->weight, -sums->cum_logf);
     while (f->drops && sums->forgotten < position / PAGE_TOKENS) {
-        const HeadSums* end = &pages->page_end[pages->numbers[sums->forgotten]];
+        const HeadSums* end = page_end(pages, pages->numbers[sums->forgotten]);
         if (!(2 * f->limit + end->weight - sums->weight < f->log_tolerance)) break;
         sums->forgotten++;
     }
@@ -84,24 +94,26 @@ static inline void head_sums_add(HeadSums* sums, const Forgetting* f, const Head
 // ----------------------------------------------------------------------------
 // the cache
 
-// Stores a token's key and value [dh], and its head's sums.
+// Stores a token's key and value [dh], once for the group, and its head's sums.
 static inline void page_append(const HeadPages* pages, int64_t position, const real* k, const real* v,
                                const HeadSums* sums) {
     int64_t dh = pages->dh, page = pages->numbers[position / PAGE_TOKENS], at = position % PAGE_TOKENS;
-    for (int64_t x = 0; x < dh; x++) pages->k[(page * dh + x) * PAGE_TOKENS + at] = k[x];
-    memcpy(pages->v + (page * PAGE_TOKENS + at) * dh, v, (size_t)dh * sizeof(real));
+    if (pages->member == 0) {
+        for (int64_t x = 0; x < dh; x++) pages->k[(page * dh + x) * PAGE_TOKENS + at] = k[x];
+        memcpy(pages->v + (page * PAGE_TOKENS + at) * dh, v, (size_t)dh * sizeof(real));
+    }
     if (!pages->cum_logf) return;
-    pages->cum_logf[page * PAGE_TOKENS + at] = sums->cum_logf;
-    if (at == PAGE_TOKENS - 1) pages->page_end[page] = *sums;
+    page_cum_logf(pages, page)[at] = sums->cum_logf;
+    if (at == PAGE_TOKENS - 1) *page_end(pages, page) = *sums;
 }
 
 static inline void page_copy(const HeadPages* pages, int32_t from, int32_t to) {
-    int64_t count = pages->dh * PAGE_TOKENS, tokens = PAGE_TOKENS;
+    int64_t count = pages->dh * PAGE_TOKENS, sums = pages->group * PAGE_TOKENS, group = pages->group;
     memcpy(pages->k + to * count, pages->k + from * count, (size_t)count * sizeof(real));
     memcpy(pages->v + to * count, pages->v + from * count, (size_t)count * sizeof(real));
     if (!pages->cum_logf) return;
-    memcpy(pages->cum_logf + to * tokens, pages->cum_logf + from * tokens, PAGE_TOKENS * sizeof(double));
-    pages->page_end[to] = pages->page_end[from];
+    memcpy(pages->cum_logf + to * sums, pages->cum_logf + from * sums, (size_t)sums * sizeof(double));
+    memcpy(pages->page_end + to * group, pages->page_end + from * group, (size_t)group * sizeof(HeadSums));
 }
 
 // ----------------------------------------------------------------------------
@@ -125,7 +137,7 @@ static inline void attend_page(Query* query, const HeadPages* pages, int64_t n) 
     int64_t begin = query->first_key - n * PAGE_TOKENS;
     begin = begin < 0 ? 0 : begin;
     const real *k = pages->k + page * dh * PAGE_TOKENS, *v = pages->v + page * PAGE_TOKENS * dh;
-    const double* cum_logf = pages->cum_logf ? pages->cum_logf + page * PAGE_TOKENS : NULL;
+    const double* cum_logf = pages->cum_logf ? page_cum_logf(pages, page) : NULL;
     real scores[PAGE_TOKENS], scale = (real)(1 / sqrt((double)dh)), highest = query->row_max, total = 0;
     Vector sum[VECTORS];
     memset(sum, 0, sizeof sum);
@@ -157,7 +169,7 @@ static inline void attend(Query* queries, int64_t count, const HeadPages* pages)
     int64_t first = queries[0].first_page, last = queries[count - 1].position / PAGE_TOKENS;
     for (Query* q = queries; q < queries + count; q++) {
         int64_t page = pages->numbers[q->position / PAGE_TOKENS];
-        q->cum_logf = pages->cum_logf ? pages->cum_logf[page * PAGE_TOKENS + q->position % PAGE_TOKENS] : 0;
+        q->cum_logf = pages->cum_logf ? page_cum_logf(pages, page)[q->position % PAGE_TOKENS] : 0;
         q->row_max = -INFINITY;
         q->row_sum = 0;
         memset(q->o, 0, (size_t)pages->dh * sizeof(real));

@@ -19,8 +19,8 @@ Called by attention's `extend`, and by extend.h.
 #define CACHE_PAGES(X) \
     X(real, k, false, pages * dh * PAGE_TOKENS)             /* [pages,dh,PAGE_TOKENS] as attention reads */ \
     X(real, v, false, pages * PAGE_TOKENS * dh)             /* [pages,PAGE_TOKENS,dh] */ \
-    X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
-    X(HeadSums, page_end, false, gated * pages)             /* [pages] at the page's last token */ \
+    X(double, cum_logf, false, gated * pages * g * PAGE_TOKENS) /* [pages,g,PAGE_TOKENS] of the g heads that read it */ \
+    X(HeadSums, page_end, false, gated * pages * g)         /* [pages,g] at the page's last token */ \
     X(real, last, true, slots * R)                          /* [L,slots,R] proj of the last token */ \
     X(HeadSums, sums, true, slots * NH)                     /* [L,slots,NH] at the last token */ \
     X(int64_t, first_page, false, rows * NH)                /* [R,NH] that the row attends to */ \
@@ -44,7 +44,7 @@ struct Cache {
 
 static inline void cache_pages_activations(Activations* table, const Config* config, const ParamTable* params,
                                            const CacheSizes* sizes) {
-    int64_t NH = config->num_heads, dh = config_head_size(config);
+    int64_t NH = config->num_heads, g = NH / config_key_heads(config), dh = config_head_size(config);
     int64_t R = params->proj.rows, gated = config_has_gate(config);
     int64_t pages = sizes->pages, slots = sizes->slots, rows = sizes->rows;
 #define ROW(type, name, per_layer, elements)                                                                 \
@@ -62,10 +62,11 @@ static inline CachePages cache_pages(const Cache* cache, int64_t l) {
     return pages;
 }
 
-// Bytes of a page: of one head, PAGE_TOKENS tokens.
+// Bytes of a page: of one head of keys, PAGE_TOKENS tokens.
 static inline int64_t page_bytes(const Config* c) {
     int64_t numbers = 2 * config_head_size(c) * PAGE_TOKENS * (int64_t)sizeof(real);
-    return numbers + (config_has_gate(c) ? PAGE_TOKENS * (int64_t)sizeof(double) : 0);
+    int64_t gates = config_has_gate(c) ? c->num_heads / config_key_heads(c) : 0;
+    return numbers + gates * PAGE_TOKENS * (int64_t)sizeof(double);
 }
 
 // Row i's position in its sequence s.
@@ -92,7 +93,7 @@ static inline const real* const* cache_before(const Layer* layer, Cache* cache, 
 // A layer's rows, and what their keys are forgotten by.
 typedef struct {
     real* o;                         // [rows, NH, dh]
-    const real *q, *k, *v;           // [rows, NH, dh]
+    const real *q, *k, *v;           // [rows, NH, dh], k and v [rows, KVH, dh]
     const real* proj;                // [rows, R]
     const real* gate;                // the forget gate's column of proj; NULL: it has only a bias
     const real* bias;                // [NH] of the forget gate; NULL: no gate
@@ -103,26 +104,33 @@ typedef struct {
 static inline HeadPages head_pages(const Cache* cache, const CachePages* a, int64_t l, int64_t slot,
                                    int64_t h) {
     const Config* c = cache->layer.config;
-    int64_t NH = c->num_heads, head = slot * c->num_hidden_layers * NH + l * NH + h;
+    int64_t KVH = config_key_heads(c), group = c->num_heads / KVH;
+    int64_t head = (slot * c->num_hidden_layers + l) * KVH + h / group;
     const int32_t* table = slot < 0 ? NULL : cache->pass->pages + head * cache_table_width(&cache->sizes);
     HeadPages pages = {.k = a->k,
                        .v = a->v,
                        .cum_logf = a->cum_logf,
                        .page_end = a->page_end,
                        .numbers = table,
-                       .dh = config_head_size(c)};
+                       .dh = config_head_size(c),
+                       .group = group,
+                       .member = h % group};
     return pages;
+}
+
+// U of head h, whose QK norm has these weights; NAN without.
+static inline double head_limit(const real* q_weight, const real* k_weight, const HeadShape* s, int64_t h,
+                                bool rope, PruningRule rule) {
+    const int64_t q = h * s->weight_stride, k = h / head_group(s) * s->weight_stride;
+    return q_weight ? qk_norm_limit(q_weight + q, k_weight + k, s->dh, rope, rule) : NAN;
 }
 
 static inline Forgetting head_forgetting(const Cache* cache, const PagedAttention* a, const HeadShape* s,
                                          int64_t h) {
     const Config* c = cache->layer.config;
     Forgetting f = {.drops = cache->sizes.drops && config_prunes(c) && a->q_weight,
-                    .limit = NAN,
+                    .limit = head_limit(a->q_weight, a->k_weight, s, h, c->use_rope, PRUNING_OURS),
                     .log_tolerance = c->log_pruning_tolerance};
-    int64_t at = h * s->weight_stride;
-    if (a->q_weight)
-        f.limit = qk_norm_limit(a->q_weight + at, a->k_weight + at, s->dh, c->use_rope, PRUNING_OURS);
     return f;
 }
 
@@ -138,6 +146,7 @@ static inline void head_append(const Cache* cache, const PagedAttention* a, cons
     if (e->lengths[sequence] == 0) *sums = none;
     for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
         int64_t position = cache_position(e, sequence, i), head = i * s->NH + h;
+        int64_t key = (i * key_heads(s) + h / head_group(s)) * s->dh; // in k and v
         int64_t first_page = head_first_key(s, position) / PAGE_TOKENS;
         if (a->bias) {
             double logf = (double)log_sigmoid((a->gate ? a->gate[i * s->row_stride + h] : 0) + a->bias[h]);
@@ -146,7 +155,7 @@ static inline void head_append(const Cache* cache, const PagedAttention* a, cons
         of.first_page[head] = first_page > sums->forgotten ? first_page : sums->forgotten;
         int64_t next_page = head_first_key(s, position + 1) / PAGE_TOKENS; // that later rows see
         if (cache->sizes.drops && sums->forgotten < next_page) sums->forgotten = next_page;
-        page_append(&pages, position, a->k + head * s->dh, a->v + head * s->dh, sums);
+        page_append(&pages, position, a->k + key, a->v + key, sums);
     }
 }
 
@@ -226,12 +235,16 @@ static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
     page_copy(&pages, from, to);
 }
 
-// first [slots, heads]: pages at the beginning of each head that no later query needs.
+// first [slots, heads]: pages at the beginning of each head that no later query of its group needs.
 static inline void cache_forgotten(Cache* cache, int32_t* first) {
-    int64_t L = cache->layer.config->num_hidden_layers, NH = cache->layer.config->num_heads;
+    const Config* c = cache->layer.config;
+    int64_t L = c->num_hidden_layers, KVH = config_key_heads(c), group = c->num_heads / KVH;
     for (int64_t l = 0; l < L && !cache->mixer->recurrent; l++) {
         const CachePages of = cache_pages(cache, l);
-        for (int64_t i = 0; i < cache->sizes.slots * NH; i++)
-            first[(i / NH * L + l) * NH + i % NH] = (int32_t)of.sums[i].forgotten;
+        for (int64_t i = 0; i < cache->sizes.slots * KVH; i++) {
+            int64_t least = INT64_MAX;
+            for (int64_t h = i * group; h < (i + 1) * group; h++) least = min64(least, of.sums[h].forgotten);
+            first[(i / KVH * L + l) * KVH + i % KVH] = (int32_t)least;
+        }
     }
 }
