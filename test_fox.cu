@@ -305,13 +305,15 @@ static void check_extension(const char* spec) {
 }
 
 static void test_extension(void) {
-    static const char* const specs[] = {"fox-pro hidden_size=128 intermediate_size=72",
-                                        "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
-                                        "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
-                                        "transformer-pro hidden_size=128 intermediate_size=72",
-                                        "transformer-swa window_size=17 hidden_size=128 intermediate_size=72",
-                                        "fox-pro window_size=6 hidden_size=256 intermediate_size=72",
-                                        "fox-pro mlp=none hidden_size=128"};
+    static const char* const specs[] = {
+        "fox-pro hidden_size=128 intermediate_size=72",
+        "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
+        "transformer-pro rope_scaling=yarn:4:64 hidden_size=128 intermediate_size=72",
+        "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
+        "transformer-pro hidden_size=128 intermediate_size=72",
+        "transformer-swa window_size=17 hidden_size=128 intermediate_size=72",
+        "fox-pro window_size=6 hidden_size=256 intermediate_size=72",
+        "fox-pro mlp=none hidden_size=128"};
     for (const char* spec : specs) check_extension(spec);
     for (const char* spec : RECURRENT_MODELS) check_extension(spec);
 }

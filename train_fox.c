@@ -26,6 +26,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
 #include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
 #include "llmc/inference/cpu/extend.h" // defines: Cache, cache_*, paged_attention
+#include "llmc/model/rotation.h"       // defines: config_rotation, config_rope_gain
 #include "llmc/train/train.h"          // defines: run_main; includes Config, ParamTable, Run, Trainer
 
 // ----------------------------------------------------------------------------
@@ -458,9 +459,10 @@ static AttentionActs attention_acts(const Layer* layer) {
 // Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {
     AttentionActs a = attention_acts(layer);
+    const Rotation rotation = config_rotation(layer->config);
     int64_t dh = config_head_size(layer->config);
     for (int64_t t = 0; layer->config->use_rope && t < layer->T; t++)
-        rope_angles(a.angles + t * dh, t, dh, layer->config->rope_base);
+        rope_angles(a.angles + t * dh, t, dh, &rotation);
 }
 
 static HeadShape attention_shape_of(const Layer* layer) {
@@ -590,10 +592,11 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
                                 .bias = layer_param(layer, P_FGATE_BIAS),
                                 .q_weight = layer_param(layer, P_Q_NORM),
                                 .k_weight = layer_param(layer, P_K_NORM)};
+    const Rotation rotation = config_rotation(layer->config);
     attention_paths(layer, &a, paths);
     for (int64_t s = 0; layer->l == 0 && layer->config->use_rope && s < e->sequences; s++) // for all layers
         for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++)
-            rope_angles(a.angles + i * shape.dh, cache_position(e, s, i), shape.dh, layer->config->rope_base);
+            rope_angles(a.angles + i * shape.dh, cache_position(e, s, i), shape.dh, &rotation);
 
     linear_forward(a.proj, extend_normed(layer, cache, in, P_MIXER_NORM), NULL, &in_proj);
     qkv_forward(paths, a.proj, cache_before(layer, cache, a.proj), a.angles, &shape);
@@ -907,7 +910,8 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         const AttentionActs a = attention_acts(&layer);
         const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
         const HeadShape s = attention_shape_of(&layer);
-        for (int64_t h = 0; h < s.NH; h++) limits[h] = head_limit(q, k, &s, h, c->use_rope, c->pruning_rule);
+        for (int64_t h = 0; h < s.NH; h++)
+            limits[h] = head_limit(q, k, &s, h, config_rope_gain(c), c->pruning_rule);
         block_forward(model, l);
         const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
         visit(context, l, &heads);

@@ -30,6 +30,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/layers/embedding.cuh"            // defines: embedding_forward, embedding_backward
 #include "llmc/layers/swiglu.cuh"               // defines: swiglu_forward, swiglu_backward
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
+#include "llmc/model/rotation.h"                // defines: config_rotation, config_rope_gain
 #include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward, sequence_backward
 #include "llmc/train/train.h"                   // defines: run_main; includes Config, ParamTable, Run
 
@@ -131,7 +132,7 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
 // Called once after allocation: fills tensors that passes only read.
 static void heads_init(const Layer* layer, const HeadShape* s) {
     if (layer->config->use_rope)
-        rope_angles(head_acts(layer).angles, s->T, s->dh, layer->config->rope_base, layer->stream);
+        rope_angles(head_acts(layer).angles, s->T, s->dh, config_rotation(layer->config), layer->stream);
 }
 static void attention_init(const Layer* layer) {
     const HeadShape shape = attention_shape_of(layer);
@@ -160,7 +161,7 @@ static Pruning head_pruning(const Layer* layer, const AttentionHeads* heads, con
             .k_weight = heads->paths[1].weight,
             .lse = a->lse,
             .log_tolerance = layer->config->log_pruning_tolerance,
-            .rope = layer->config->use_rope,
+            .rope_gain = config_rope_gain(layer->config),
             .acp = layer->config->pruning_rule == PRUNING_ACP,
             .scratch = layer->scratch};
 }

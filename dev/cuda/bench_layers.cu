@@ -147,7 +147,7 @@ struct HeadTensors {
           weight(s.NH * s.dh), proj(s.B * s.T * s.row_stride), dproj(s.B * s.T * s.row_stride),
           rstd0(heads()), rstd1(heads()), dweight(s.NH * s.dh), delta(heads()), angles(s.T * s.dh),
           partial((int64_t)(norm_partial_bytes() / sizeof(float))) {
-        for (int set = 0; set < SETS; set++) rope_angles(angles[set], s.T, s.dh, 500000, 0);
+        for (int set = 0; set < SETS; set++) rope_angles(angles[set], s.T, s.dh, rotation_plain(500000), 0);
     }
     int64_t heads() const { return shape.B * shape.T * shape.NH; }
     int64_t size() const { return heads() * shape.dh; }

@@ -63,7 +63,7 @@ U is the lesser of two bounds:
    it writes q and k; where it does not and there is no QK norm, pruning_squares reads q and k.
  - by QK norm's weights a and b: sqrt(dh) max |a_c b_c|, whatever the tokens, as q and k have length sqrt(dh)
    before these weights. With RoPE, which rotates the pairs (c, c + dh/2), the larger weight of each pair
-   counts.
+   counts, and YaRN's gain (llmc/model/rotation.h) squared multiplies U.
 
 `acp` takes U of ACP's paper: sqrt(dh) max |a_c| max |b_c|, or without QK norm the measured norms. Without
 RoPE a and b have the same gradients up to rounding (a_c da_c and b_c db_c sum the same terms), so they stay
@@ -90,7 +90,7 @@ typedef struct {
     const bf16 *q_weight, *k_weight; // of QK norm, shape->weight_stride from head to head; NULL without
     const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
     double log_tolerance;            // ln eps, <= 0
-    bool rope;                       // q and k were rotated after their norm
+    double rope_gain;                // |q k| by RoPE behind their norm: config_rope_gain; 0: no RoPE
     bool acp;                        // use the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
@@ -178,7 +178,7 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
 
 // U of head h by QK norm's weights, in every lane of a warp
 __device__ static inline double pruning_weight_limit(const Pruning& p, const HeadShape& s, int h) {
-    int dh = (int)s.dh, half = p.rope ? dh / 2 : dh;
+    int dh = (int)s.dh, half = p.rope_gain > 0 ? dh / 2 : dh;
     const bf16 *q = p.q_weight + h * s.weight_stride, *k = p.k_weight + h * s.weight_stride;
     float q_max = 0, k_max = 0, product = 0;
     for (int pair = (int)threadIdx.x % 32; pair < half; pair += 32) { // without RoPE a pair is one channel
@@ -189,7 +189,8 @@ __device__ static inline double pruning_weight_limit(const Pruning& p, const Hea
         }
         q_max = fmaxf(q_max, a), k_max = fmaxf(k_max, b), product = fmaxf(product, a * b); // exact
     }
-    return (p.acp ? warp_max(q_max) * warp_max(k_max) : warp_max(product)) * sqrt((double)dh) *
+    double gain = p.rope_gain > 0 ? p.rope_gain : 1;
+    return (p.acp ? warp_max(q_max) * warp_max(k_max) : warp_max(product)) * gain * sqrt((double)dh) *
            PRUNING_ROUNDING;
 }
 

@@ -11,6 +11,7 @@ the range checks all walk it, so a key is described once.
 #include "../base/common.h"
 #include "../base/nearest.h"
 #include "../base/numbers.h"
+#include "rope_scaling.h"
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
@@ -35,6 +36,7 @@ typedef struct {
     double norm_eps;           // of every RMSNorm but QK norm's, which is QK_NORM_EPS
     double rope_base;          // angle of channel i at time t: t * rope_base^(-2 i / dh)
     bool use_rope;
+    RopeScaling rope_scaling; // not a key of the paper's code: in the file as rope_parameters, if not plain
     bool use_output_gate;
     bool use_output_norm;
     bool qk_norm;
@@ -128,7 +130,8 @@ typedef enum {
     KEY_INT,  // int64_t
     KEY_REAL, // double
     KEY_WORD, // a JSON literal out of `choices`: null, false or true
-    KEY_TEXT  // a JSON string out of `choices`
+    KEY_TEXT, // a JSON string out of `choices`
+    KEY_ROPE  // RopeScaling, an object in JSON
 } KeyType;
 
 typedef struct {
@@ -154,6 +157,7 @@ typedef struct {
 #define FIXED(type, key, value)         {key, type, 0, 0, 0, 0, false, 0, {value}, OF},
 #define CHOICE(type, key, name, ...)    {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
 #define BOOL(name)                      CHOICE(KEY_WORD, #name, name, "false", "true")
+#define ROPE(name)                      {#name, KEY_ROPE, CONFIG_FIELD(name), 0, 0, true, 0, {NULL}, OF},
 
 // The keys of each mixer's models in turn, in the order in which they are written.
 static const ConfigKey config_keys[] = {
@@ -172,6 +176,7 @@ static const ConfigKey config_keys[] = {
     NUMBER(KEY_REAL, norm_eps, 0, 1)
     NUMBER(KEY_REAL, rope_base, 1, 1e12)
     BOOL(use_rope)
+    ROPE(rope_scaling)
     BOOL(use_output_gate)
     FIXED(KEY_TEXT, "ogate_act", "sigmoid")
     BOOL(use_output_norm)
@@ -265,6 +270,7 @@ static const ConfigKey config_keys[] = {
 #undef FIXED
 #undef CHOICE
 #undef BOOL
+#undef ROPE
 #undef SIZES
 #undef MLP_AND_NORM
 #undef ENDS
@@ -287,6 +293,7 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
                     name, nearest_hint(&near, hint, ""));
     void* field = (char*)c + key->offset;
+    if (key->type == KEY_ROPE) return rope_scaling_parse((RopeScaling*)field, where, text, err);
     bool null = strcmp(text, "null") == 0 && key->nullable;
     double number = key->null_value;
     if (key->type == KEY_INT) {
@@ -319,6 +326,22 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
 // Does the gate's bias start from config_long_gate_bias?
 static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
 
+// Checks rope_scaling, and makes a rope_base of ntk.
+static inline bool config_check_rope(Config* c, const char* where, Error* err) {
+    const RopeScaling scaling = c->rope_scaling;
+    const double dh = (double)config_head_size(c);
+    if (scaling.type == ROPE_PLAIN) return true;
+    if (!c->use_rope) return fail(err, "%s: rope_scaling: this model has no RoPE (use_rope is false)", where);
+    if (scaling.type == ROPE_YARN && scaling.length == 0)
+        return fail(err, "%s: rope_scaling: which length was the model trained at? give yarn:FACTOR:LENGTH",
+                    where);
+    if (scaling.type != ROPE_NTK) return true;
+    if (dh < 4) return fail(err, "%s: rope_scaling: ntk needs heads of 4 channels or more", where);
+    c->rope_base *= pow(scaling.factor, dh / (dh - 2));
+    c->rope_scaling.type = ROPE_PLAIN;
+    return true;
+}
+
 // Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate
 // always has the long initialisation. Where that is off, decay times mean nothing, and the paper's code
 // insists on null.
@@ -346,6 +369,7 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->use_rope && config_head_size(c) % 2 != 0)
         return fail(err, "%s: RoPE rotates pairs of channels, but the head size %lld is odd", where,
                     (long long)config_head_size(c));
+    if (!config_check_rope(c, where, err)) return false;
     if (c->eos_token_id >= c->vocab_size || c->bos_token_id >= c->vocab_size)
         return fail(err, "%s: bos_token_id or eos_token_id is not below vocab_size %lld", where,
                     (long long)c->vocab_size);

@@ -13,6 +13,18 @@ static inline int64_t config_int(const Config* c, const ConfigKey* key) {
     return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
 }
 
+// Writes rope_scaling in the form of transformers, which before version 5 called the object rope_scaling.
+static inline void config_put_rope(const Config* c, JsonWriter* w) {
+    const RopeScaling* r = &c->rope_scaling;
+    if (r->type == ROPE_PLAIN) return;
+    json_begin_object(w, "rope_parameters");
+    json_put_string(w, "rope_type", rope_types[r->type]);
+    json_put_double(w, "rope_theta", c->rope_base);
+    json_put_double(w, "factor", r->factor);
+    if (r->type == ROPE_YARN) json_put_int(w, "original_max_position_embeddings", r->length);
+    json_end(w);
+}
+
 // Writes key i and its value, if the model has it.
 static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
@@ -36,6 +48,7 @@ static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
         memcpy(&choice, field, key->bytes);
         (key->type == KEY_TEXT ? json_put_string : json_put_word)(w, key->name, key->choices[choice]);
         break;
+    case KEY_ROPE: config_put_rope(c, w); break;
     }
 }
 
@@ -114,6 +127,49 @@ static inline bool config_write(const Config* c, const char* path, Error* err) {
     return ok;
 }
 
+// Sets rope_scaling from transformers' object, if config.json has one; what changes its tables and is not written
+// here is refused.
+static inline bool config_set_rope(Config* c, const char* path, const Json* j, Error* err) {
+    static const struct {
+        const char* key;
+        double only;
+    } fixed[] = {{"beta_fast", 32}, {"beta_slow", 1}, {"mscale", NAN}, {"mscale_all_dim", NAN}};
+    int node = json_get(j, 0, "rope_parameters");
+    if (!json_is(j, node, JSON_OBJECT)) node = json_get(j, 0, "rope_scaling");
+    if (node < 0 || json_is_null(j, node)) return true;
+    const char* type = json_string(j, json_get(j, node, "rope_type"));
+    char text[96], digits[32];
+    double factor = 1, number = 0;
+    int64_t length = 0;
+    bool truncate = true;
+    if (!type) type = json_string(j, json_get(j, node, "type"));
+    if (!type) return fail(err, "%s: rope_scaling has no rope_type", path);
+    if (json_double(j, json_get(j, node, "rope_theta"), &number) && number != c->rope_base) {
+        if (json_get(j, 0, "rope_base") >= 0)
+            return fail(err, "%s: rope_scaling: rope_theta is not rope_base", path);
+        number_to_text(digits, 17, number);
+        if (!config_set(c, path, "rope_base", digits, err)) return false;
+    }
+    if (strcmp(type, "default") == 0) return config_set(c, path, "rope_scaling", "null", err);
+    if (strcmp(type, "ntk") == 0 || !json_double(j, json_get(j, node, "factor"), &factor))
+        return fail(err, "%s: rope_scaling: type '%.32s' is neither linear nor yarn with a factor", path,
+                    type);
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
+        if (json_double(j, json_get(j, node, fixed[i].key), &number) && number != fixed[i].only)
+            return fail(err, "%s: rope_scaling: %s is not supported", path, fixed[i].key);
+    if (json_double(j, json_get(j, node, "attention_factor"), &number) &&
+        fabs(number - (0.1 * log(factor) + 1)) > 1e-6)
+        return fail(err, "%s: rope_scaling: attention_factor is not 0.1 ln factor + 1", path);
+    if (json_bool(j, json_get(j, node, "truncate"), &truncate) && !truncate)
+        return fail(err, "%s: rope_scaling: truncate is not supported", path);
+    number_to_text(digits, 17, factor);
+    snprintf(text, sizeof text, "%.32s:%s", type, digits);
+    if (strcmp(type, "yarn") == 0 &&
+        json_int64(j, json_get(j, node, "original_max_position_embeddings"), &length))
+        snprintf(text, sizeof text, "yarn:%s:%lld", digits, (long long)length);
+    return config_set(c, path, "rope_scaling", text, err);
+}
+
 // Sets one key from its value in a JSON text, if the object has the key.
 static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
                                    int object, Error* err) {
@@ -122,6 +178,7 @@ static inline bool config_set_from(Config* c, const char* path, const ConfigKey*
     double number = 0;
     bool boolean = false;
     const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
+    if (key->type == KEY_ROPE) return config_set_rope(c, path, j, err);
     if (node < 0) return true;
     if (json_double(j, node, &number))
         number_to_text(digits, 17, number), value = digits;

@@ -14,6 +14,7 @@ hundred times slower.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include "../model/shapes.h"
 
 #ifdef REAL_IS_DOUBLE
 typedef double real;
@@ -131,12 +132,12 @@ static inline void norm_backward(real* dx, real* dweight, const real* dy, const 
 // ----------------------------------------------------------------------------
 // RoPE
 
-// Angles of position t: cos and sin of t base^(-2i/dh) for each of dh/2 pairs.
-static inline void rope_angles(real* row, int64_t t, int64_t dh, double base) {
+// Angles of position t: cos and sin of t f_i, times the gain, for each of dh/2 pairs.
+static inline void rope_angles(real* row, int64_t t, int64_t dh, const Rotation* r) {
     for (int64_t i = 0; i < dh / 2; i++) {
-        double angle = (double)t * pow(base, -2.0 * (double)i / (double)dh);
-        row[2 * i] = (real)cos(angle);
-        row[2 * i + 1] = (real)sin(angle);
+        double angle = (double)t * rotation_frequency(r, i, dh / 2);
+        row[2 * i] = (real)(r->gain * cos(angle));
+        row[2 * i + 1] = (real)(r->gain * sin(angle));
     }
 }
 

@@ -50,25 +50,25 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// Cosine and sine of position base^(-pair / pairs)
+// Cosine and sine of a pair's angle at a position, times the gain
 __device__ static inline void rope_angle(float angle[2], int64_t position, int64_t pair, int64_t pairs,
-                                         double base) {
-    double x = (double)position * pow(base, -(double)pair / (double)pairs);
-    angle[0] = (float)cos(x);
-    angle[1] = (float)sin(x);
+                                         const Rotation& r) {
+    double x = (double)position * rotation_frequency(&r, pair, pairs);
+    angle[0] = (float)(r.gain * cos(x));
+    angle[1] = (float)(r.gain * sin(x));
 }
 
 // angles [rows, pairs, 2] of row t at position t; count of pairs in total
 __global__ static void __launch_bounds__(256)
-    rope_angles_kernel(float* angles, int64_t count, int64_t pairs, double base) {
+    rope_angles_kernel(float* angles, int64_t count, int64_t pairs, const __grid_constant__ Rotation r) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, base);
+    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, r);
 }
 
-// angles [T, dh/2, 2]: cos and sin of t base^(-2i/dh) for position t and pair i
-static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base, cudaStream_t stream) {
+// angles [T, dh/2, 2]: cos and sin of t f_i for position t and pair i, times the gain (Rotation)
+static inline void rope_angles(float* angles, int64_t T, int64_t dh, const Rotation& r, cudaStream_t stream) {
     int64_t count = T * (dh / 2);
-    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, count, dh / 2, base);
+    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, count, dh / 2, r);
 }
 
 // Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A

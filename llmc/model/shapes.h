@@ -7,6 +7,7 @@ and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of the 
 */
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include "../base/document_count.h"
 
@@ -34,6 +35,32 @@ static inline HeadShape key_shape(const HeadShape* s) {
     keys.NH = key_heads(s);
     keys.KVH = 0;
     return keys;
+}
+
+// RoPE's angles, of which rotation.h tells: at position t a pair of channels is rotated by t rotation_frequency and
+// becomes `gain` times as long.
+typedef struct {
+    double base, factor; // factor 1: plain
+    double low, high;    // pairs up to low are as plain, from high on slower by the factor
+    double gain;
+} Rotation;
+
+#ifdef __CUDACC__
+#define ROTATION_FUNCTION __host__ __device__ static inline
+#else
+#define ROTATION_FUNCTION static inline
+#endif
+
+ROTATION_FUNCTION double rotation_frequency(const Rotation* r, int64_t pair, int64_t pairs) {
+    const double plain = pow(r->base, -(double)pair / (double)pairs);
+    if (r->factor == 1) return plain;
+    const double ramp = fmin(fmax(((double)pair - r->low) / (r->high - r->low), 0), 1);
+    return plain * (1 - ramp) + plain / r->factor * ramp;
+}
+
+static inline Rotation rotation_plain(double base) {
+    Rotation r = {.base = base, .factor = 1, .low = -1, .high = 0, .gain = 1};
+    return r;
 }
 
 // Neighbouring tokens of [B, T], of whose norms qkv_forward gives the largest.

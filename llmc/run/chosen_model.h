@@ -115,6 +115,37 @@ static inline void model_complete(Config* c, const Options* o, const Config* res
     if (c->eos_token_id < 0) c->eos_token_id = resumed ? resumed->eos_token_id : end;
 }
 
+// The length of sequences that the model in a folder was trained on: trainer.json's, or max_position_embeddings of a
+// folder of another origin; 0: unknown.
+static inline int64_t model_trained_length(const char* folder) {
+    static const char* const files[] = {"trainer.json", "config.json"};
+    int64_t length = 0;
+    for (int i = 0; i < 2 && length == 0; i++) {
+        Json j;
+        Error ignored;
+        char path[PATH_LENGTH];
+        path_join(path, folder, files[i]);
+        if (access(path, F_OK) != 0 || !json_parse_file(&j, path, &ignored)) continue;
+        const int node = i ? json_get(&j, 0, "max_position_embeddings")
+                           : json_get(&j, json_get(&j, 0, "options"), "seq-len");
+        if (!json_int64(&j, node, &length) || length < 1 || length > 1 << 24) length = 0;
+        json_free(&j);
+    }
+    return length;
+}
+
+// Completes --set rope_scaling. known: as model_choose's; it has ntk's rope_base already, unless --set gives the plain
+// one.
+static inline void model_complete_rope(Config* c, const Options* o, const Config* known,
+                                       const Recipe* recipe) {
+    RopeScaling* r = &c->rope_scaling;
+    if (r->type == ROPE_YARN && r->length == 0)
+        r->length = o->init                      ? model_trained_length(o->init)
+                    : o->seq_len != OPTION_UNSET ? o->seq_len
+                                                 : recipe->seq_len;
+    if (r->type == ROPE_NTK && o->init && known && !model_sets(o, "rope_base")) r->type = ROPE_PLAIN;
+}
+
 // The model that the options describe, and the recipe that it trains with. known: the config of --init, or of
 // the checkpoint from which a run resumes; NULL: that of --init is read.
 static inline Config model_choose(const Options* o, const Config* known, Recipe* recipe) {
@@ -140,6 +171,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     }
     model_set(&c, o);
     if (!o->init) model_complete(&c, o, known);
+    model_complete_rope(&c, o, known, recipe);
     model_check_gate_keys(o, &c);
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;

@@ -178,6 +178,18 @@ static inline void resume_check_data_order(const Run* run) {
     if (!recipe_check_resumed(o, before, resume_name(run), &err)) die("%s", err.msg);
 }
 
+// Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the checkpoint, but the
+// rope_base that it made of that of --init.
+static inline void resume_check_ntk(const Run* run, const Options* o) {
+    const Options* before = &run->before;
+    for (int i = 0; i < o->set.count; i++) {
+        const char* item = o->set.items[i];
+        bool recorded = strncmp(item, "rope_scaling=ntk", strlen("rope_scaling=ntk")) != 0 || !o->init;
+        for (int k = 0; k < before->set.count; k++) recorded |= strcmp(before->set.items[k], item) == 0;
+        if (!recorded) die("--set %s: the run in %s began without it; leave it out", item, resume_name(run));
+    }
+}
+
 // The checkpoint has the model, and --init is not read again. But a model named on the command line must be
 // the same, or the user means another run. What names it stays as recorded: the same model can be described
 // in several ways, and the folder of --init may have a newer checkpoint by now.
@@ -187,6 +199,7 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     if (o->init && (before->init || before->model) && !init_is(o->init, before->init))
         die("--init %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
             o->init, resume_name(run), before->init ? before->init : before->model);
+    resume_check_ntk(run, o);
     Recipe recipe;
     const Config c = model_choose(&run->options, &run->config, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);

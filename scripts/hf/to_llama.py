@@ -57,14 +57,24 @@ def trained_length(folder, config):
     return read_json(folder / "trainer.json")["options"]["seq-len"]
 
 
+def rotations(config, length):
+    """Keys of config.json: YaRN's length is that of the training before, times the factor."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not scaling:
+        return dict(max_position_embeddings=length, rope_scaling=None)
+    if scaling["rope_type"] == "yarn":
+        length = round(scaling["original_max_position_embeddings"] * scaling["factor"])
+    return dict(max_position_embeddings=length, rope_scaling={k: v for k, v in scaling.items() if k != "rope_theta"})
+
+
 def llama_config(config, length, dtype):
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "initializer_range")
     return dict(
         architectures=["LlamaForCausalLM"], model_type="llama", **{key: config[key] for key in same},
         num_attention_heads=config["num_heads"], num_key_value_heads=config["num_kv_heads"],
         head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu",
-        max_position_embeddings=length, rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
-        rope_scaling=None, attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
+        **rotations(config, length), rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
+        attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
         bos_token_id=config.get("bos_token_id"), eos_token_id=config.get("eos_token_id"), torch_dtype=dtype)
 
 

@@ -21,17 +21,20 @@ struct Case {
     Kind kind;
     bool rope,
         aligned; // aligned: each sequence has a query and a key in the channels with the largest product
+    double gain; // YaRN's, with RoPE
     vector<double> weights[2]; // of q, k
     Buffer<bf16> q, k, v, device_weights[2];
     Buffer<float> squares;
 
-    Case(const HeadShape& shape, Kind kind, bool rope, bool aligned)
-        : s(shape), kind(kind), rope(rope), aligned(aligned), q(size()), k(size()),
+    Case(const HeadShape& shape, Kind kind, bool rope, bool aligned, double gain)
+        : s(shape), kind(kind), rope(rope), aligned(aligned), gain(rope ? gain : 1), q(size()), k(size()),
           v(size()), device_weights{Buffer<bf16>(draw_weights(0)), Buffer<bf16>(draw_weights(1))},
           squares(2 * s.NH * head_norm_groups(&s)) {
         Buffer<bf16> proj(projection());
         Buffer<float> angles(s.T * s.dh), rstd(s.B * s.T * s.NH);
-        rope_angles(angles, s.T, s.dh, 500000, 0);
+        Rotation rotation = rotation_plain(500000);
+        rotation.gain = gain;
+        rope_angles(angles, s.T, s.dh, rotation, 0);
         HeadPath paths[3] = {};
         bf16* const out[] = {q, k, v};
         for (int p = 0; p < 3; p++) {
@@ -92,7 +95,7 @@ struct Case {
         cum_logf.zero();
         p.bounds = {first, last, order};
         p.score_limits = limits, p.cum_logf = cum_logf, p.q = q, p.k = k, p.scratch = scratch;
-        p.log_tolerance = -10, p.rope = rope, p.acp = acp;
+        p.log_tolerance = -10, p.rope_gain = rope ? gain * gain : 0, p.acp = acp;
         if (measured) p.squares = squares;
         if (kind != NO_NORM) p.q_weight = device_weights[0], p.k_weight = device_weights[1];
         pruning_bounds(&p, &s, 0);
@@ -122,8 +125,8 @@ struct Scores {
     }
 };
 
-static void test_case_of(const HeadShape& s, Kind kind, bool rope, bool aligned) {
-    Case c(s, kind, rope, aligned);
+static void test_case_of(const HeadShape& s, Kind kind, bool rope, bool aligned, double gain) {
+    Case c(s, kind, rope, aligned, gain);
     vector<double> q = doubles(c.q.host()), k = doubles(c.k.host());
     for (int i = 0; i < 4; i++) {
         const bool measured = i & 1, acp = i & 2;
@@ -135,7 +138,8 @@ static void test_case_of(const HeadShape& s, Kind kind, bool rope, bool aligned)
                 first -= first % NORM_TOKENS,
                     end = std::min(ceil_div<int64_t>(end, NORM_TOKENS) * NORM_TOKENS, s.B * s.T);
             double got = limits[(size_t)head] / ROUNDING, norms = Scores(c, q, k, h, first, end).norms,
-                   want = kind == NO_NORM ? norms : c.product(h, acp, ignored) * sqrt((double)s.dh);
+                   want = kind == NO_NORM ? norms
+                                          : c.product(h, acp, ignored) * c.gain * c.gain * sqrt((double)s.dh);
             if (measured && !acp) want = fmin(want, norms);
             snprintf(test_case, sizeof test_case,
                      "kind %d, rope %d, aligned %d, dh %lld, shared %d, measured %d, acp %d, head %lld", kind,
@@ -157,10 +161,12 @@ int main(int argc, char** argv) {
     for (int kind = 0; kind < NUM_KINDS; kind++)
         for (int i = 0; i < 16; i++) {
             int64_t dh = i & 1 ? 128 : 64, T = i & 2 ? 37 : 64; // 37: groups of tokens cross sequences
-            test_case_of({3, T, 2, dh, 6 * dh, 6 * dh, i & 4 ? 0 : dh}, (Kind)kind, i & 8, true);
-            test_case_of({3, T, 2, dh, 6 * dh, 6 * dh, i & 4 ? 0 : dh}, (Kind)kind, i & 8, false);
+            test_case_of({3, T, 2, dh, 6 * dh, 6 * dh, i & 4 ? 0 : dh}, (Kind)kind, i & 8, true,
+                         i & 4 ? 1 : 1.25);
+            test_case_of({3, T, 2, dh, 6 * dh, 6 * dh, i & 4 ? 0 : dh}, (Kind)kind, i & 8, false,
+                         i & 4 ? 1 : 1.25);
         }
-    test_case_of({1, 2301, 1, 64, 192, 192, 64}, EQUAL, false, false); // more groups than threads
-    test_case_of({1, 2301, 1, 64, 192, 192, 64}, NO_NORM, false, false);
+    test_case_of({1, 2301, 1, 64, 192, 192, 64}, EQUAL, false, false, 1); // more groups than threads
+    test_case_of({1, 2301, 1, 64, 192, 192, 64}, NO_NORM, false, false, 1);
     return test_report();
 }

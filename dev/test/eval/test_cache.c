@@ -372,6 +372,8 @@ static void check_norm_limit(int kind, bool rope) {
     CHECK(fabs(published - want) <= 1e-12 * want && limit <= published * (1 + 1e-12),
           "kind %d, rope %d: U %.8g of ACP's paper, %.8g by its definition, ours %.8g", kind, rope, published,
           want, limit);
+    const double scaled = qk_norm_limit(weights[0], weights[1], NORM_CHANNELS, 1.5 * rope, PRUNING_OURS);
+    CHECK(fabs(scaled - (rope ? 1.5 : 1) * limit) <= 1e-12 * scaled, "U %g is not scaled by YaRN", scaled);
 }
 
 int main(void) {
@@ -390,6 +392,7 @@ int main(void) {
     check_forks("fox-pro num_heads=4 num_kv_heads=2");
     check_forgetting("fox-pro hidden_size=32", 1, true);
     check_forgetting("fox-pro hidden_size=32 use_rope=true", 1, true);
+    check_forgetting("fox-pro hidden_size=32 use_rope=true rope_scaling=yarn:8:64", 1, true);
     check_forgetting("fox-pro hidden_size=32 qk_norm=false", 1, false);
     // a page goes when all heads that read it have forgotten it
     check_forgetting("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 2, true);

@@ -258,7 +258,7 @@ static void test_qkv(HeadShape s, float scale, bool documents, bool far = false)
     for (int64_t i = 0; i < tokens; i++) starts.push_back((int32_t)(i % s.T / 7 * 7));
     const Buffer<int32_t> doc_start(starts);
     Buffer<float> angles(s.T * s.dh);
-    rope_angles(angles, s.T, s.dh, 500000, 0);
+    rope_angles(angles, s.T, s.dh, rotation_plain(500000), 0);
     if (documents) s.doc_start = doc_start;
     Drawn<bf16> proj(tokens * S), dout(tokens * d), weight(d, 0.3, 1);
     Drawn<float> rstd(tokens * s.NH, 0.1, 1);

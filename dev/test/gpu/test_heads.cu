@@ -151,7 +151,7 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     Buffer<bf16> dproj(tokens * stride), dproj_again(dproj.n);
     Buffer<float> angles(T * dh);
     NormScratch partial;
-    if (rope) rope_angles(angles, T, dh, ROPE_BASE, 0);
+    if (rope) rope_angles(angles, T, dh, rotation_plain(ROPE_BASE), 0);
     vector<int32_t> starts(tokens); // documents of 7 tokens in the mean, or one
     for (int64_t i = 0; i < tokens; i++) {
         bool begins = i % T == 0 || ((switches & 32) && random_u64(3, seed, (uint64_t)i) % 7 == 0);
@@ -211,14 +211,21 @@ static void test_rope_angles(void) {
     snprintf(test_case, sizeof test_case, "rope_angles");
     const int64_t T = 65536, dh = 64;
     Buffer<float> angles(T * dh);
-    rope_angles(angles, T, dh, 500000, 0);
-    vector<double> want(T * dh);
-    for (int64_t i = 0; i < T * dh / 2; i++) {
-        double angle = (double)(i / (dh / 2)) * pow(500000, -2.0 * (double)(i % (dh / 2)) / (double)dh);
-        want[2 * i] = cos(angle);
-        want[2 * i + 1] = sin(angle);
+    for (bool scaled : {false, true}) { // pairs 2 to 5 between both frequencies, and longer q and k
+        Rotation rotation = rotation_plain(500000);
+        if (scaled) rotation = {500000, 4, 1, 6, 1.125};
+        rope_angles(angles, T, dh, rotation, 0);
+        vector<double> want(T * dh);
+        for (int64_t i = 0; i < T * dh / 2; i++) {
+            int64_t pair = i % (dh / 2);
+            double angle = (double)(i / (dh / 2)) * pow(500000, -2.0 * (double)pair / (double)dh);
+            double ramp = pair <= 1 ? 0 : pair >= 6 ? 1 : (double)(pair - 1) / 5;
+            if (scaled) angle *= 1 - 0.75 * ramp;
+            want[2 * i] = rotation.gain * cos(angle);
+            want[2 * i + 1] = rotation.gain * sin(angle);
+        }
+        check_close("angles", want, angles, 1e-7);
     }
-    check_close("angles", want, angles, 1e-7);
 }
 
 // ----------------------------------------------------------------------------
@@ -363,7 +370,7 @@ static void test_large(void) {
     Drawn<bf16> proj(T * few.row_stride), dout(m), dy(m), weight(NH * dh, 1, 1);
     Buffer<float> angles(T * dh);
     NormScratch partial;
-    rope_angles(angles, T, dh, ROPE_BASE, 0);
+    rope_angles(angles, T, dh, rotation_plain(ROPE_BASE), 0);
     LargeTest alone(few, proj, dout, dy), big(many, proj, dout, dy);
     for (LargeTest* test : {&alone, &big}) test->run_qkv(weight, angles, partial);
     for (int i = 0; i < 3; i++)

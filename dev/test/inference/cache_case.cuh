@@ -61,8 +61,8 @@ struct Cache {
           q_weight(weights(model.d(), 0.1, 1, weights_seed)),
           k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
         sizes = {slots, capacity, slots * heads * width, rows, slots, drops};
-        CacheModel sizes_of = {1,      m.NH,  m.dh,          m.gate != NO_GATE, m.pro,
-                               m.rope, m.pro, LOG_TOLERANCE, m.window};
+        CacheModel sizes_of = {
+            1, m.NH, m.dh, m.gate != NO_GATE, m.pro, m.pro, m.rope ? 1.0 : 0.0, LOG_TOLERANCE, m.window};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);
         if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, m.rope, 0);
         CUDA_CHECK(cudaMemset(c.pages.k, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
@@ -125,7 +125,7 @@ struct Cache {
         device_cache_fill(&c, &e, 0);
         device_cache_copy(&c, 0);
         extend_plan(&c.work, &c.pages, &c.pass, 0);
-        if (m.rope) pages_angles(c.angles, &c.pass, m.dh, ROPE_BASE, 0);
+        if (m.rope) pages_angles(c.angles, &c.pass, m.dh, rotation_plain(ROPE_BASE), 0);
         KvAppend a = append_args(proj);
         kv_append(&c.pages, &a, &c.pass, 0);
         ExtendLayer layer = device_cache_layer(&c, 0);

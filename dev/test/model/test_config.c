@@ -277,6 +277,8 @@ static const KeyTest keys[] = {
     {"norm_eps", "1e-5", "-1e-6 2 null"},
     {"rope_base", "10000", "0.5 -1 inf null"},
     {"use_rope", "true", "1 True yes ~ null"},
+    {"rope_scaling", "yarn:4:512",
+     "4 llama3:8 yarn linear:0 linear:-2 ntk:x yarn:0.5 linear:4:512 yarn:4:0 ~"},
     {"use_output_gate", "false", "0 no"},
     {"ogate_act", "sigmoid", "silu null"},
     {"use_output_norm", "false", "0"},
@@ -422,6 +424,7 @@ static void check_initialization(void) {
 static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
     Config c = *base;
     CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
+    if (key->type == KEY_ROPE) c.use_rope = true;
     bool fixed = key->bytes == 0 || key->offset == offsetof(Config, head_dim); // or derived: one value
     CHECK(strcmp(key->name, test->name) == 0, "key %s is %s", test->name, key->name);
     CHECK(same_config(&c, base) == fixed, "--set %s=%s", test->name, test->value);

@@ -461,6 +461,27 @@ from_a_run() {
     dies "$scratch/no_model/config.json: cannot open" "$trainer" --init "$scratch/no_model" --dry-run
 }
 
+# A run goes on with longer rotations from a checkpoint of 16 tokens, and resumes with the same words.
+rotations() {
+    local base=$scratch/rotated plain=$scratch/unrotated start="--seq-len 64 --batch-tokens 64 --max-tokens 320 --data $shards/text.bin" out
+    check "with RoPE" run $short "$plain" --set use_rope=true --max-steps 1
+    for kind in ntk:4 yarn:4; do
+        out=$base-${kind%:4}
+        check "$kind" "$trainer" --init "$plain" $start --set rope_scaling=$kind --out "$out" --max-steps 2
+        check "$kind goes on" "$trainer" --init "$plain" $start --set rope_scaling=$kind --out "$out" --resume --max-steps 3
+        check "$kind goes on by itself" "$trainer" --out "$out" --resume --max-steps 4
+    done
+    check "the length of the training before" grep -q '"original_max_position_embeddings": 16' "$base-yarn/step_00000002/config.json"
+    dies "--set rope_scaling=ntk:8: the run in $base-ntk began without it" \
+        "$trainer" --init "$plain" $start --set rope_scaling=ntk:8 --out "$base-ntk" --resume
+    dies "of a model with another rope_scaling than the command line's" \
+        "$trainer" --init "$plain" $start --set rope_scaling=yarn:8 --out "$base-yarn" --resume
+    for kind in null yarn:8; do # of longer rotations: the length of the first training stays
+        check "$kind" "$trainer" --init "$base-yarn" --dry-run config --set rope_scaling=$kind
+    done
+    said '"original_max_position_embeddings": 16'
+}
+
 # How a full gate was initialized is in trainer.json: the paper's code refuses it in config.json.
 initialization() {
     local out=$scratch/initialized gate="--set fgate_bias_init=true --set decay_time_max=64" step
@@ -564,7 +585,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
     for part in same_bits evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
-        full_disk moved_away changed from_a_run initialization tokenizers branches branches_refused left_behind; do
+        full_disk moved_away changed from_a_run rotations initialization tokenizers branches branches_refused left_behind; do
         $part
     done
 done

@@ -58,6 +58,8 @@ class ForgettingTransformerConfig(PretrainedConfig):
         norm_eps=1e-6,
         rope_base=500000.0,
         use_rope=False,
+        rope_parameters=None,           # as transformers': linear or yarn; None: plain
+        rope_scaling=None,              # its older name
         use_output_gate=False,
         ogate_act="sigmoid",
         use_output_norm=False,
@@ -111,6 +113,9 @@ class ForgettingTransformerConfig(PretrainedConfig):
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
         if window_size is not None and (type(window_size) is not int or window_size < 0):
             raise ValueError(f"window_size={window_size!r} is no number of tokens")
+        rope_parameters = rope_parameters or rope_scaling
+        if rope_parameters and rope_parameters.get("rope_type") not in ("default", "linear", "yarn"):
+            raise ValueError(f"rope_parameters={rope_parameters!r} are not supported, only linear and yarn")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
@@ -118,6 +123,11 @@ class ForgettingTransformerConfig(PretrainedConfig):
         if tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        if rope_parameters:  # afterwards: transformers 5 would look for a max_position_embeddings
+            self.rope_parameters = dict(rope_parameters, rope_theta=rope_base)
+
+    def _validate_yarn_rope_parameters(self, *_, **__):
+        """Replaces that of transformers 5, which looks for a max_position_embeddings."""
 
 
 class TransformerConfig(ForgettingTransformerConfig):
@@ -214,13 +224,36 @@ def begins(documents, length):
 # ----------------------------------------------------------------------------
 # attention
 
+def rope_frequencies(config, device):
+    """
+    [dh / 2] in fp64: what position t is multiplied by to an angle, rope_base^(-2i/dh) or less; and the factor of q and
+    k, 1 unless they are YaRN's (https://arxiv.org/abs/2309.00071).
+    """
+    dh = config.hidden_size // config.num_heads
+    i = torch.arange(dh // 2, dtype=torch.float64, device=device)
+    plain = config.rope_base ** (-2 * i / dh)
+    scaling = getattr(config, "rope_parameters", None) or {}
+    factor, kind = scaling.get("factor", 1), scaling.get("rope_type", "default")
+    if kind == "default":
+        return plain, 1
+    if kind == "linear":
+        return plain / factor, 1
+
+    def pair(turns):  # the one that turns so many times in the length of the training before
+        length = scaling["original_max_position_embeddings"]
+        return dh * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_base))
+
+    low, high = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), dh - 1)
+    ramp = ((i - low) / (high - low or 0.001)).clamp(0, 1)
+    return plain * (1 - ramp) + plain / factor * ramp, 0.1 * math.log(factor) + 1
+
+
 def rope_tables(start, length, config, device):
-    """cos and sin [T, 1, dh / 2] of the angles t rope_base^(-2i/dh), t from start on, computed in fp64."""
-    half = config.hidden_size // config.num_heads // 2
+    """cos and sin [T, 1, dh / 2] of the angles of positions t from start on, times the factor of q and k, in fp64."""
     t = torch.arange(start, start + length, dtype=torch.float64, device=device)
-    i = torch.arange(half, dtype=torch.float64, device=device)
-    angle = t[:, None, None] * config.rope_base ** (-i / half)
-    return angle.cos(), angle.sin()
+    frequencies, factor = rope_frequencies(config, device)
+    angle = t[:, None, None] * frequencies
+    return angle.cos() * factor, angle.sin() * factor
 
 
 def rotate(x, cos, sin):

@@ -62,17 +62,17 @@ typedef struct {
 
 // U >= |q k| / sqrt(dh) for all queries and keys that a QK norm with these weights can make: each normed
 // vector has length sqrt(dh) at most. RoPE rotates pairs of channels, so of each pair the larger weight
-// counts. The published rule takes the largest of all channels.
-static inline double qk_norm_limit(const real* q_weight, const real* k_weight, int64_t dh, bool rope,
+// counts, times rope_gain; 0: no RoPE. The published rule takes the largest of all channels.
+static inline double qk_norm_limit(const real* q_weight, const real* k_weight, int64_t dh, double rope_gain,
                                    PruningRule rule) {
     double limit = 0, q_max = 0, k_max = 0;
     for (int64_t c = 0; c < dh; c++) {
-        int64_t other = rope ? (c + dh / 2) % dh : c;
+        int64_t other = rope_gain > 0 ? (c + dh / 2) % dh : c;
         double q = fmax(fabs((double)q_weight[c]), fabs((double)q_weight[other]));
         double k = fmax(fabs((double)k_weight[c]), fabs((double)k_weight[other]));
         limit = fmax(limit, q * k), q_max = fmax(q_max, q), k_max = fmax(k_max, k);
     }
-    return (rule == PRUNING_ACP ? q_max * k_max : limit) * sqrt((double)dh);
+    return (rule == PRUNING_ACP ? q_max * k_max : limit) * (rope_gain > 0 ? rope_gain : 1) * sqrt((double)dh);
 }
 
 // ln(e^a + e^b)

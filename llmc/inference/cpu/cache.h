@@ -11,7 +11,7 @@ Called by attention's `extend`, and by extend.h.
 #pragma once
 
 #include "../../cpu/layer.h"
-#include "../../model/shapes.h"
+#include "../../model/rotation.h"
 #include "attend.h"
 
 // clang-format off
@@ -120,16 +120,16 @@ static inline HeadPages head_pages(const Cache* cache, const CachePages* a, int6
 
 // U of head h, whose QK norm has these weights; NAN without.
 static inline double head_limit(const real* q_weight, const real* k_weight, const HeadShape* s, int64_t h,
-                                bool rope, PruningRule rule) {
+                                double rope_gain, PruningRule rule) {
     const int64_t q = h * s->weight_stride, k = h / head_group(s) * s->weight_stride;
-    return q_weight ? qk_norm_limit(q_weight + q, k_weight + k, s->dh, rope, rule) : NAN;
+    return q_weight ? qk_norm_limit(q_weight + q, k_weight + k, s->dh, rope_gain, rule) : NAN;
 }
 
 static inline Forgetting head_forgetting(const Cache* cache, const PagedAttention* a, const HeadShape* s,
                                          int64_t h) {
     const Config* c = cache->layer.config;
     Forgetting f = {.drops = cache->sizes.drops && config_prunes(c) && a->q_weight,
-                    .limit = head_limit(a->q_weight, a->k_weight, s, h, c->use_rope, PRUNING_OURS),
+                    .limit = head_limit(a->q_weight, a->k_weight, s, h, config_rope_gain(c), PRUNING_OURS),
                     .log_tolerance = c->log_pruning_tolerance};
     return f;
 }

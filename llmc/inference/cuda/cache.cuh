@@ -18,7 +18,8 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 // What a cache needs of a model; all zero for a recurrent mixer, which has no pages.
 typedef struct {
     int64_t layers, NH, dh;
-    bool gate, qk_norm, rope, shifts;
+    bool gate, qk_norm, shifts;
+    double rope_gain;     // Pruning's
     double log_tolerance; // ln eps of what may be forgotten; NAN: nothing
     int64_t window;       // tokens that a row sees, as in HeadShape
 } CacheModel;
@@ -92,7 +93,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&pruning->bounds.head_order, m->NH + 1, false), add(&pruning->score_limits, m->NH, false);
     add((char**)&pruning->scratch, (int64_t)pruning_scratch_bytes(&shape) + 256, false);
     add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true);
-    add(&c->cum_logf, gate * s->rows * m->NH, false), add(&c->angles, m->rope * s->rows * m->dh, false);
+    add(&c->cum_logf, gate * s->rows * m->NH, false),
+        add(&c->angles, (m->rope_gain > 0) * s->rows * m->dh, false);
     add(&c->scores.outputs.scores, s->outputs + s->slots * EXTEND_STEPS, false);
     add(&c->scores.partials, s->outputs * SCORE_PARTITIONS, false);
     add(&c->scores.num_done, s->outputs, true);
@@ -331,7 +333,7 @@ static inline void device_cache_prefill(const DeviceCache* c, const ExtendLayer*
     PrefillScratch space = c->space;
     space.pruning.q_weight = q_weight;
     space.pruning.k_weight = k_weight;
-    space.pruning.rope = c->model.rope;
+    space.pruning.rope_gain = c->model.rope_gain;
     space.weight_stride = weight_stride;
     space.pruning.log_tolerance = c->model.log_tolerance;
     for (int i = c->host.num_sequences - 1; i >= 0; i--)

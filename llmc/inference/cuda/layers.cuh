@@ -98,8 +98,8 @@ static inline CacheModel attention_cache_model(const Config* c) {
             .dh = config_head_size(c),
             .gate = config_has_gate(c),
             .qk_norm = c->qk_norm,
-            .rope = c->use_rope,
             .shifts = c->use_k_shift || c->use_v_shift,
+            .rope_gain = config_rope_gain(c),
             .log_tolerance = c->log_pruning_tolerance,
             .window = c->window_size};
 }
@@ -110,7 +110,7 @@ static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) 
     attention_paths(layer, paths);
     if (paths[0].weight && cache->pages.drops)
         pages_limits(&cache->pages, layer->l, paths[0].weight, paths[1].weight,
-                     attention_shape_of(layer).weight_stride, layer->config->use_rope, layer->stream);
+                     attention_shape_of(layer).weight_stride, config_rope_gain(layer->config), layer->stream);
 }
 
 // Before the layers: what the pass is for all of them.
@@ -118,7 +118,7 @@ static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
     DeviceCache* c = &cache->device;
     extend_plan(&c->work, &c->pages, &c->pass, layer->stream);
     if (layer->config->use_rope)
-        pages_angles(c->angles, &c->pass, c->pages.dh, layer->config->rope_base, layer->stream);
+        pages_angles(c->angles, &c->pass, c->pages.dh, config_rotation(layer->config), layer->stream);
 }
 
 static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {

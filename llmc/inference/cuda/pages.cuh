@@ -284,18 +284,19 @@ static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays
 
 // angles [rows, dh/2, 2] of the rows' positions
 __global__ static void __launch_bounds__(256)
-    pages_angles_kernel(float* angles, const __grid_constant__ PassArrays pass, int pairs, double base) {
+    pages_angles_kernel(float* angles, const __grid_constant__ PassArrays pass, int pairs,
+                        const __grid_constant__ Rotation r) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)pass.num_rows * pairs) return;
-    rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, base);
+    rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, r);
 }
 
 // Computes the angles that kv_append reads with RoPE.
-static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, double base,
+static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, const Rotation& r,
                                 cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     CUDA_LAUNCH(pages_angles_kernel, ceil_div<int64_t>(pass->num_rows * (dh / 2), 256), 256, stream, angles,
-                *pass, (int)(dh / 2), base);
+                *pass, (int)(dh / 2), r);
 }
 
 // ----------------------------------------------------------------------------
@@ -335,9 +336,9 @@ __global__ static void __launch_bounds__(32)
     if (threadIdx.x == 0) limits[blockIdx.x] = limit;
 }
 
-// Computes p->limits of a layer from its QK norm's weights.
+// Computes p->limits of a layer from its QK norm's weights. rope_gain is Pruning's.
 static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
-                                int64_t weight_stride, bool rope, cudaStream_t stream) {
+                                int64_t weight_stride, double rope_gain, cudaStream_t stream) {
     HeadShape s = {};
     s.B = s.T = 1;
     s.NH = p->NH;
@@ -346,7 +347,7 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
     Pruning pruning = {};
     pruning.q_weight = q_weight;
     pruning.k_weight = k_weight;
-    pruning.rope = rope;
+    pruning.rope_gain = rope_gain;
     CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
 }
 
