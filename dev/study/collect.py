@@ -22,8 +22,8 @@ the shards. Members, where they were measured:
     gates                            of the last of these steps: bias [layer: [head]], and mean and sd [layer: [head]] over
                                      the tokens of w_f a, the part of log f / (1 - f) that depends on the data
     maps                             the other tables of --maps, of the last step; pruned_share_acp: by ACP's own rule
-    eval, unpruned, window           mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
-                                     and of the last targets behind each context; unpruned, window: the means alone
+    eval, unpruned, window, yarn     mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
+                                     and of the last targets behind each context; the last three: the means alone
     tasks                            {task: its means, as plan.packed() has them}
 
 A run of `short` has, instead of eval:
@@ -242,7 +242,7 @@ def collect(folder, corpus):
         result["intact"] = intact(folder / "eval.json")
     else:
         result["eval"] = evaluation(folder / "eval.json", True)
-    for name in "unpruned", "window":
+    for name in "unpruned", "window", "yarn":
         if (folder / f"{name}.json").exists():
             result[name] = evaluation(folder / f"{name}.json", False)
     result["tasks"] = {p.stem: plan.packed(rounded(read_json(p)["means"], 3))

@@ -292,10 +292,11 @@ class Report:
         return self.table_beside((PAIR, *CROSSED, *OTHER_PAIRS))
 
     def table_window(self):
-        """Transformers beyond the training length as they are, and with a window of this length."""
-        rows = [(r["name"], f"{loss_beyond(r):.4f}", f"{loss_beyond({'eval': r['window']}):.4f}")
-                for r in self.results.values() if r.get("window")]
-        return table(("run", "16K to 64K", "with a window of 16,384"), *(rows or [(NONE, "", "")]))
+        """Transformers beyond the training length as they are, with a window of this length, and with YaRN."""
+        rows = [(r["name"], f"{loss_beyond(r):.4f}",
+                 *(f"{loss_beyond({'eval': r[name]}):.4f}" if r.get(name) else "" for name in ("window", "yarn")))
+                for r in self.results.values() if r.get("window") or r.get("yarn")]
+        return table(("run", "16K to 64K", "with a window of 16,384", "with YaRN"), *(rows or [(NONE, "", "", "")]))
 
     def table_fp8(self):
         found = paired([a["val_loss"] - b["val_loss"] for a, b in self.both("fox-pro-fp8", "fox-pro")] or [math.nan])

@@ -34,6 +34,7 @@ from plan import HERE, ROOT, Error
 from common import Parser, counted, run
 
 WATCH = 10  # seconds between two looks at who uses a GPU
+LONG = 65536  # tokens of an evaluated document
 GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
 MOMENTS = 512  # steps between checkpoints, of each of which half-lives are kept
 TASKS = {"copy": (), "conflict": ("--stale", "1,4"), "corrupted": ()}  # of zero_shot.py, with options
@@ -313,8 +314,8 @@ class Job:
                           "--val-data", f"{self.shards(self.task)}_val_*.bin")
 
     def measure(self):
-        """Losses by position and document, of a Transformer also cut to its training length; of `all` also what the gates
-        forget at each checkpoint, and the tasks."""
+        """Losses by position and document, of a Transformer also cut to its training length, and with YaRN; of `all` also
+        what the gates forget at each checkpoint, and the tasks."""
         if self.task:
             self.measure_task()
             return
@@ -323,8 +324,13 @@ class Job:
             data = f"{self.options.corpus}_intact_train_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
         if plan.corpus_of(self.line) == "long" and plan.option(self.line, "--model").startswith("transformer"):
-            self.optional("window.json", trainer, "--init", self.run_folder, "--set",
-                          f"window_size={plan.option(self.line, '--seq-len')}", "--eval", "OUT", "--val-data", data)
+            length = int(plan.option(self.line, "--seq-len"))
+            longer = {"window": f"window_size={length}", "yarn": f"rope_scaling=yarn:{LONG / length:g}"}
+            if "use_rope=false" in self.line.options:
+                del longer["yarn"]
+            for name, setting in longer.items():
+                self.optional(f"{name}.json", trainer, "--init", self.run_folder, "--set", setting, "--eval", "OUT",
+                              "--val-data", data)
         if not plan.all_of(self.line):
             return
         if plan.option(self.line, "--model").startswith("fox"):

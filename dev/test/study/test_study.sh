@@ -156,15 +156,18 @@ sizes = {name: len((out / f"{name}.json").read_bytes()) for name in (*rates, "fo
 assert max(sizes.values()) <= 30_000, (sizes, main["eval"]["sequences"])
 END
 
-# a Transformer is evaluated with a window of its training length, too; on sequences of this length it changes nothing
+# a Transformer is evaluated with a window of its training length, too, which on sequences of this length changes nothing,
+# and with YaRN
 printf '#!/bin/sh\necho "$@" >>%s\nexec ./train_fox "$@"\n' $scratch/calls >$scratch/recorded
 chmod +x $scratch/recorded
 check "a Transformer" study --minutes 5 --later 100 --trainer $scratch/recorded transformer_11
 equals 1 "$(grep -c -- '--set window_size=64 --eval .*/window.json' $scratch/calls)"
+equals 1 "$(grep -c -- '--set rope_scaling=yarn:1024 --eval .*/yarn.json' $scratch/calls)"
 check "its window" $python - $scratch <<'END'
 import json, sys
 r = json.load(open(f"{sys.argv[1]}/out/transformer_11.json"))
 assert r["missing"] == [] and r["window"]["loss_mean"] == r["eval"]["loss_mean"], r
+assert r["yarn"]["loss_mean"] != r["eval"]["loss_mean"], r
 END
 rm $scratch/out/transformer_11.json
 
