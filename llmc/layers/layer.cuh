@@ -73,6 +73,13 @@ typedef enum {
 #define KEPT_ROW(type, name, kept, elements)                                                                 \
     activations_add(rows, (int64_t)sizeof(type) * (elements), (int)recompute <= (int)(kept));
 
+// The layer's tensors of a mixer's whole table.
+template <class Acts> static inline Acts mixer_acts(const Layer* layer) {
+    Acts a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
 // ----------------------------------------------------------------------------
 // parameters of the layer
 

@@ -11,6 +11,7 @@ SLURM_NTASKS is not read: it is also set in the shell of a batch script, where a
 */
 #pragma once
 
+#include "../base/text.h"
 #include "link.h"
 
 typedef struct {
@@ -38,10 +39,9 @@ static inline bool start_number(const char* name, long low, long high, int* valu
     return true;
 }
 
-// Adds text to a token (FNV-1a).
+// Adds text to a token.
 static inline void start_hash(uint64_t* token, const char* text) {
-    for (; text && *text; text++) *token = (*token ^ (unsigned char)*text) * 0x100000001b3u;
-    *token = (*token ^ 0xff) * 0x100000001b3u;
+    *token = fnv1a(fnv1a(*token, text ? text : ""), "\xff"); // which ends the text
 }
 
 // Adds a host name or address.
@@ -160,7 +160,7 @@ static inline bool start_identify(Start* s, Error* err) {
                *tasks = getenv("SLURM_STEP_NUM_TASKS");
     memset(s, 0, sizeof *s);
     s->size = s->local_size = 1;
-    s->address.token = 0xcbf29ce484222325u;
+    s->address.token = FNV1A_BASIS;
     if (mpirun && strcmp(mpirun, "1") != 0) return start_mpirun(s, err);
     if (size && strcmp(size, "1") != 0) return start_torchrun(s, err);
     if (getenv("SLURM_PROCID") && tasks && strcmp(tasks, "1") != 0) return start_slurm(s, err);

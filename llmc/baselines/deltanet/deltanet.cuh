@@ -66,12 +66,6 @@ static inline void deltanet_activations(Activations* rows, const Layer* layer, R
 
 #undef DELTANET_ACTS
 
-static inline DeltaNetActs deltanet_acts(const Layer* layer) {
-    DeltaNetActs a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    return a;
-}
-
 static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
     (void)B, (void)T;
     if (config_head_size(c) != 128)
@@ -155,7 +149,7 @@ static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, 
 }
 
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
-    DeltaNetActs a = deltanet_acts(layer);
+    DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     scan_shape.doc_start = layer->doc_start;
@@ -175,7 +169,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, const bf16* dout) {
-    DeltaNetActs a = deltanet_acts(layer);
+    DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     scan_shape.doc_start = layer->doc_start;
@@ -206,7 +200,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
 // out = in + mixer(norm(in)) of the rows of an extension
 static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
-    DeltaNetActs a = deltanet_acts(layer);
+    DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;

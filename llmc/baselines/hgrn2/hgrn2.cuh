@@ -54,12 +54,6 @@ static inline void hgrn2_activations(Activations* rows, const Layer* layer, Reco
 
 #undef HGRN2_ACTS
 
-static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
-    Hgrn2Acts a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    return a;
-}
-
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
     (void)T;
     if (config_head_size(c) != GLA_HEAD)
@@ -118,7 +112,7 @@ static inline Gla hgrn2_gla(const bf16* proj, const float* bound, int64_t d, voi
 }
 
 static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
-    Hgrn2Acts a = hgrn2_acts(layer);
+    Hgrn2Acts a = mixer_acts<Hgrn2Acts>(layer);
     GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     Gla gla = hgrn2_gla(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
     gla.doc_start = layer->doc_start;
@@ -134,7 +128,7 @@ static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, 
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const bf16* dout) {
-    Hgrn2Acts a = hgrn2_acts(layer);
+    Hgrn2Acts a = mixer_acts<Hgrn2Acts>(layer);
     GlaShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Gla gla = hgrn2_gla(a.proj, a.bound, d, a.saved, layer->scratch);
@@ -165,7 +159,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
 static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
     const PassArrays* pass = &cache->device.pass;
-    Hgrn2Acts a = hgrn2_acts(layer);
+    Hgrn2Acts a = mixer_acts<Hgrn2Acts>(layer);
     int64_t d = layer->config->hidden_size, dh = config_head_size(layer->config);
     GlaShape shape = hgrn2_shape(layer->config, 1, layer->T);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);

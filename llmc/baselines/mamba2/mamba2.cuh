@@ -68,12 +68,6 @@ static inline void mamba2_activations(Activations* rows, const Layer* layer, Rec
 
 #undef MAMBA2_ACTS
 
-static inline Mamba2Acts mamba2_acts(const Layer* layer) {
-    Mamba2Acts a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    return a;
-}
-
 static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
     (void)B, (void)T;
     if (config_head_size(c) != 64 || c->state_size != 128)
@@ -146,7 +140,7 @@ static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf1
 }
 
 static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
-    Mamba2Acts a = mamba2_acts(layer);
+    Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
@@ -163,7 +157,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
 
 // Writes din, the gradient of the mixer's input.
 static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, const bf16* dout) {
-    Mamba2Acts a = mamba2_acts(layer);
+    Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
@@ -198,7 +192,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
 // out = in + mixer(norm(in)) of the rows of an extension
 static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
-    Mamba2Acts a = mamba2_acts(layer);
+    Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, e->proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
