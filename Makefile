@@ -175,8 +175,8 @@ test: ## install packages, build, run the tests that need no GPU, in minutes (JO
 	scripts/setup.sh test
 	+$(PARALLEL) tests
 
-test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOBS=)
-	scripts/setup.sh test
+test-all: ## the same with all builds and long campaigns, and PyTorch: what .ci/run runs (JOBS=)
+	scripts/setup.sh test-all
 	+$(PARALLEL) tests-all
 
 .PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
@@ -262,7 +262,9 @@ build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
 	    -o $(NEW) $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS) && $(PUBLISH)
 
-# `make test` and `make test-all` without installing packages
+# `make test` and `make test-all` without installing packages. Tests run the Python of setup.sh, if it made one.
+PYTHON_ENV := $(patsubst %/requirements.txt,$(CURDIR)/%/bin:,$(firstword $(wildcard build/hf/requirements.txt build/python/requirements.txt)))
+tests tests-all: export PATH := $(PYTHON_ENV)$(PATH)
 tests: ran = $(TEST_PROGRAMS) $(SHELL_TESTS)
 tests-all: ran = $(ALL_PROGRAMS) $(SHELL_TESTS)
 tests-all: export TEST_ALL = 1

@@ -1,31 +1,73 @@
 #!/bin/sh
-# Installs the missing packages that a make target needs, on Debian and Ubuntu, after naming them. On other systems,
-# without root and sudo, or with SETUP=no, prints a line for each missing thing and fails.
+# Installs what a make target needs and this machine lacks, after naming it: packages of Debian and Ubuntu, and for tests the
+# Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python, or for
+# test-all with PyTorch, transformers and lm_eval, build/hf. SETUP=no: nothing is installed.
 #
-#     scripts/setup.sh build|test
+# On other systems, without root and sudo, or with SETUP=no, prints a line for each missing program or library and fails. Of
+# Python packages that cannot be installed it prints one line: tests skip what needs them.
+#
+#     scripts/setup.sh build|test|test-all
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 
-want=${1:?usage: scripts/setup.sh build|test}
-check=$(dirname "$0")/check.sh
-missing=$("$check" packages "$want" | tr ' ' '\n' | sort -u | tr '\n' ' ')
-missing=$(echo $missing)
-[ -n "$missing" ] || exit 0
+want=${1:?usage: scripts/setup.sh build|test|test-all}
+check=$(dirname "$0")/check.sh requirements=$(dirname "$0")/requirements.txt
 
-sudo=
-[ "$(id -u)" -eq 0 ] || sudo=sudo
-if [ "${SETUP:-}" = no ] || ! command -v apt-get >/dev/null 2>&1 ||
-    { [ -n "$sudo" ] && ! command -v sudo >/dev/null 2>&1; }; then
-    "$check" need "$want"
-    exit 1
-fi
-echo "missing packages, now installed (SETUP=no: not): ${sudo:+sudo }apt-get install $missing"
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-$sudo env DEBIAN_FRONTEND=noninteractive \
-    sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $missing" \
-    >"$log" 2>&1 || {
-    tail -n 5 "$log" >&2
-    echo "error: apt-get failed; please install these packages yourself: $missing" >&2
-    exit 1
+# install PACKAGES...: by apt-get
+install() {
+    sudo=
+    [ "$(id -u)" -eq 0 ] || sudo=sudo
+    if [ "${SETUP:-}" = no ] || ! command -v apt-get >/dev/null 2>&1 ||
+        { [ -n "$sudo" ] && ! command -v sudo >/dev/null 2>&1; }; then
+        "$check" need "${want%-all}"
+        return
+    fi
+    echo "missing packages, now installed (SETUP=no: not): ${sudo:+sudo }apt-get install $*"
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    $sudo env DEBIAN_FRONTEND=noninteractive \
+        sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $*" \
+        >"$log" 2>&1 || {
+        tail -n 5 "$log" >&2
+        echo "error: apt-get failed; please install these packages yourself: $*" >&2
+        exit 1
+    }
 }
+
+# has PYTHON PACKAGES: it finds all of them
+has() { "$1" -c 'import sys, importlib.util as i; sys.exit(None in map(i.find_spec, sys.argv[1:]))' $2 2>/dev/null; }
+
+# whole FOLDER PACKAGES: the environment has them in the versions of requirements.txt. The copy of that is the last file of an
+# environment to be written: without it the installation was interrupted
+whole() { cmp -s "$requirements" "$1/requirements.txt" && has "$1/bin/python3" "$2"; }
+
+# environment FOLDER PACKAGES: makes it, unless it is whole
+environment() {
+    mkdir -p build
+    exec 9>"$1.lock" # of two makes in this folder one waits for the other
+    flock 9
+    if whole "$1" "$2"; then return; fi
+    echo "missing Python packages, now installed in $1 (SETUP=no: not):" $2
+    pip="$1/bin/pip --disable-pip-version-check install -q --retries 1 -c $requirements"
+    {
+        rm -f "$1/requirements.txt" && python3 -m venv --clear "$1" && {
+            # PyTorch without CUDA, of which there are 3 GB on PyPI
+            [ "$1" != build/hf ] || $pip --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch || :
+        } && $pip $2 && cp "$requirements" "$1"
+    } >"$1.log" 2>&1 || {
+        rm -rf "$1"
+        echo "these packages could not be installed, and tests will skip what needs them: $(grep . "$1.log" | tail -n 1)"
+        return 1
+    }
+}
+
+missing=$("$check" packages "${want%-all}" | tr ' ' '\n' | sort -u | tr '\n' ' ')
+missing=$(echo $missing)
+[ -z "$missing" ] || install $missing
+[ "$want" != build ] && [ "${SETUP:-}" != no ] || exit 0
+packages=$(sed -n 's/==.*//p' "$requirements")
+small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval')
+if [ "$want" = test-all ]; then
+    has python3 "$packages" || environment build/hf "$packages" && exit 0
+fi
+has python3 "$small" || whole build/hf "$packages" || environment build/python "$small" || :

@@ -4,8 +4,8 @@
 # A test ends with a summary line `N passed, N failed`. A line `skipped: WHY` of its output says what it has left out. A
 # test that exits with an error or prints no summary line counts as a failure. Its output stays in
 # build/test/logs/NAME.log, where `FAILED ...` names the case. Prints a line for each test as it ends, with its seconds
-# and those of CPU time; at the end what failed and was skipped, and the command that installs what was missing. The last
-# line is the sum of the summary lines.
+# and those of CPU time; at the end what failed and was skipped, and the command that installs missing Python
+# packages. The last line is the sum of the summary lines.
 #
 # The Makefile, which runs a test as soon as it is built, takes the parts: --begin N, --one TEST, --sum TEST...
 set -u
@@ -60,8 +60,7 @@ sum() {
     # the packages of scripts/requirements.txt that the lines name
     missing=$(cat "${texts[@]}" /dev/null | sed -n '/^skipped: /s/PyTorch/torch/gp; t; /^skipped: /p' |
         grep -ow -f <(sed -n 's/==.*//p' "${0%/*}/../../scripts/requirements.txt") | sort -u | xargs)
-    [ -z "$missing" ] || echo "what was skipped for Python packages needs: python3 -m venv build/python &&" \
-        "build/python/bin/pip install -c scripts/requirements.txt $missing && PATH=\$PWD/build/python/bin:\$PATH make test"
+    [ -z "$missing" ] || echo "what was skipped for Python packages needs $missing: scripts/setup.sh test installs the small ones, test-all all"
     read -r _ begun <"$counts/begun"
     echo "$# tests in $(($(date +%s) - begun)) s"
     echo "$passed passed, $failed failed$([ $skipped -eq 0 ] || echo ", $skipped skipped")"

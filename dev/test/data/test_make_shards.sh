@@ -168,6 +168,7 @@ def before(owner, name):
     setattr(owner, name, strike)
 if __name__ == "__main__":  # not in the processes of --jobs
     where = sys.argv.pop(1).split(",")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     before(concurrent.futures.Future, "result")
     before(concurrent.futures.ProcessPoolExecutor, "shutdown")
     before(subprocess.Popen, "wait")
@@ -275,7 +276,8 @@ broken "no/such/file: No such file" no/such/file
 broken "no input" $in/text/empty
 broken "--val-fraction 1.0: not from 0 to below 1" --val-fraction 1 $in/text
 broken "--jobs 0: not from 1" --jobs 0 $in/text
-broken "--doc-len: 1.5 is not a whole number" --doc-len 1.5 $in/text
+shards $scratch/byte $scratch/p/byte --doc-len 1.5 $in/text 2>$scratch/stderr
+equals "2 error: argument --doc-len: 1.5 is not a whole number (suffixes: k M G Ki Mi Gi)" "$? $(cat $scratch/stderr)"
 broken "--eot <x>: is no token of" --eot '<x>' $in/text
 broken "the train split has no document of 100000000 tokens" --doc-len 100M $in/words.jsonl
 dies "which token ends a document? give --eot" shards $scratch/no_end $scratch/p/byte $in/text

@@ -6,7 +6,7 @@ scratch=$PWD/build/test/check
 rm -rf "$scratch"
 mkdir -p "$scratch/all" "$scratch/bin"
 . dev/test/check.sh
-for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname; do ln -s "$(command -v $tool)" "$scratch/all/"; done
+for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname mkdir flock cmp cp; do ln -s "$(command -v $tool)" "$scratch/all/"; done
 
 # program NAME TEXT: a program of the machines, which prints
 program() { printf '#!/bin/sh\n%s\n' "$2" >"$scratch/all/$1" && chmod +x "$scratch/all/$1"; }
@@ -14,7 +14,16 @@ program cc 'case $* in --version) echo "cc 12.2"; exit ;; esac
 code=$(cat)
 for header in $MISSING; do case $code in *"$header"*) exit 1 ;; esac; done
 case $* in *-E*) echo "$code" | sed "s/^value NCCL_MAJOR/value 2/; s/^value NCCL_MINOR/value ${NCCL_MINOR:-28}/; s/^value CU[A-Z_]*/value 13/" ;; esac'
-for name in make openssl python3 mpirun g++; do program $name "echo $name 1.0"; done
+for name in make openssl mpirun g++; do program $name "echo $name 1.0"; done
+# python3 has the packages in $HAS, or all of them. An environment that it makes has all, and a pip that runs $PIP
+program python3 'case $* in
+*find_spec*) shift 2; for name; do case " ${HAS-$*} " in *" $name "*) ;; *) exit 1 ;; esac; done ;;
+*ensurepip*) [ ! "$NO_VENV" ] ;;
+*"-m venv"*) echo "venv $4" >>"$LOG"; mkdir -p "$4/bin"; cp "$TOOLS/pip" "$4/bin"; cp "$TOOLS/mpicc" "$4/bin/python3" ;;
+*) echo python3 1.0 ;;
+esac'
+program pip 'echo "$*" >>"$LOG"; eval "$PIP"'
+export TOOLS=$scratch/all
 program mpicc ''
 program nvcc 'echo "Cuda compilation tools, release ${CUDA:-13.0}, V${CUDA:-13.0}.88"'
 program nvidia-smi 'case $* in
@@ -98,6 +107,37 @@ refused "openssl" env SETUP=no scripts/setup.sh test
 refused "openssl apt-get" scripts/setup.sh test
 said "install libcurl4-openssl-dev (names of Debian)" stderr
 unset MISSING
+
+# Python packages: the environment is made once, again where that was interrupted, and where requirements.txt has changed
+mkdir -p "$scratch/tree"
+cp -r scripts "$scratch/tree"
+# packages WANT HAS [VARIABLE...]: setup.sh on a machine whose python3 has these packages; what it did is in $LOG
+packages() {
+    rm -f "$LOG"
+    machine "" env -C "$scratch/tree" HAS="$2" "${@:3}" scripts/setup.sh $1 >"$scratch/stdout" 2>"$scratch/stderr" || fail "setup.sh $1: exit code $?"
+    equals "" "$(cat "$scratch/stderr")"
+    touch "$LOG"
+}
+small="matplotlib numpy tensorboard tokenizers huggingface_hub pyarrow zstandard safetensors"
+packages test "$small" && equals "" "$(cat "$LOG" "$scratch/stdout")"
+packages build "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
+packages test "" SETUP=no && equals "" "$(cat "$LOG" "$scratch/stdout")"
+packages test "numpy" PIP='echo error: no network >&2; exit 1' && said "$small"
+said "could not be installed, and tests will skip what needs them: error: no network"
+equals "no environment" "$(ls -d "$scratch/tree/build/python" 2>/dev/null || echo no environment)"
+machine "" env -C "$scratch/tree" HAS= PIP='kill -9 $PPID' scripts/setup.sh test >"$scratch/stdout" 2>&1
+for reason in "interrupted" "requirements.txt has changed"; do
+    packages test "numpy" && equals "venv build/python" "$(head -n 1 "$LOG")"
+    equals "$small" "$(sed -n 's/.*requirements.txt //p' "$LOG")"
+    packages test "numpy" && equals "" "$(cat "$LOG" "$scratch/stdout")"
+    echo "# a comment" >>"$scratch/tree/scripts/requirements.txt"
+done
+packages test-all "$small" && said "installed in build/hf"
+equals "transformers torch lm_eval" "$(grep -oE 'torch$|transformers|lm_eval' "$LOG" | sort -ru | xargs)"
+packages test-all "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
+packages test "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
+packages test "$small" NO_VENV=1 && equals "install -y -q --no-install-recommends python3-venv" "$(tail -n 1 "$LOG")"
+rm "$LOG"
 
 # gpu_quickstart.sh stops before it builds or downloads
 if machine "nvidia-smi" scripts/gpu_quickstart.sh >"$scratch/stdout" 2>"$scratch/stderr"; then fail "without a GPU"; else pass; fi
