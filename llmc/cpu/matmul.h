@@ -3,7 +3,8 @@ Matmul of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer mad
 
 Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are
 packed into panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR
-sums stay in vector registers. With -DUSE_OPENBLAS large ones call OpenBLAS instead.
+sums stay in vector registers. Rows of a that few columns of b use are read where they are. With
+-DUSE_OPENBLAS large ones call OpenBLAS instead.
 
 train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
 */
@@ -33,7 +34,8 @@ static inline View view(const real* at, int64_t row, int64_t col) {
 static inline View rows_of(const real* at, int64_t stride) { return view(at, stride, 1); }
 static inline View transpose_of(const real* at, int64_t stride) { return view(at, 1, stride); }
 
-// Tile sizes: MR x 3 vectors of sums fit in the vector registers, packed_a in L1 and packed_b in L2.
+// Tile sizes: MR x NV vectors of sums, NV of b and one of a fit in the vector registers, a packed panel of b in
+// L1, a block of a in L2. With 16 registers packed_b is read from L3, in 32 it is in L2.
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -42,17 +44,74 @@ static inline View transpose_of(const real* at, int64_t stride) { return view(at
 #define VECTOR_BYTES 16
 #endif
 #if defined(__AVX512F__) || defined(__aarch64__)
-#define MR 8 // 8 x 3 sums fill 24 of 32 vector registers
+#define MR 8 // 8 x 3 sums fill 24 of 32 registers
+#define NV 3
+#define MC (8 * MR)  // rows of a block of a
+#define NC (12 * NR) // columns of a block of b
 #else
-#define MR 4 // 4 x 3 sums fill 12 of 16
+#define MR 6 // 6 x 2 sums fill 12 of 16
+#define NV 2
+#define MC (16 * MR)
+#define NC (48 * NR)
 #endif
 #define VECTOR_REALS (VECTOR_BYTES / (int)sizeof(real))
-#define NR           (3 * VECTOR_REALS)
-#define MC           (8 * MR)  // rows of a block of a
+#define NR           (NV * VECTOR_REALS)
 #define KC           256       // depth of a block
-#define NC           (12 * NR) // columns of a block of b
+#define NC_SERIAL    (12 * NR) // columns of a block of b of matmul_serial: a thread has its own
+#define NC_IN_PLACE  384       // columns of b below which packing a costs more than it saves
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef Vector VectorAnywhere __attribute__((aligned(sizeof(real)), may_alias)); // in an array of real
+
+#ifdef REAL_IS_DOUBLE
+typedef int64_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
+#else
+typedef int32_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
+#endif
+
+// Interleaves the halves of a and b that begin at element `from`.
+__attribute__((always_inline)) static inline Vector interleave(Vector a, Vector b, const int from) {
+    Vector out;
+#ifdef __clang__
+    for (int i = 0; i < VECTOR_REALS; i++) out[i] = i % 2 ? b[from + i / 2] : a[from + i / 2];
+#else
+    VectorIndex index;
+    for (int i = 0; i < VECTOR_REALS; i++) index[i] = from + i / 2 + i % 2 * VECTOR_REALS;
+    out = __builtin_shuffle(a, b, index);
+#endif
+    return out;
+}
+
+// Transposes VECTOR_REALS vectors in place: each round interleaves the first half of them with the second.
+__attribute__((always_inline)) static inline void transpose_vectors(Vector x[VECTOR_REALS]) {
+    enum { W = VECTOR_REALS };
+    for (int step = 1; step < W; step *= 2) {
+        Vector y[W];
+        for (int i = 0; i < W / 2; i++) {
+            y[2 * i] = interleave(x[i], x[i + W / 2], 0);
+            y[2 * i + 1] = interleave(x[i], x[i + W / 2], W / 2);
+        }
+        memcpy(x, y, sizeof y);
+    }
+}
+
+// A panel of `width` vectors whose elements are contiguous, in square tiles; returns the depth that they cover.
+__attribute__((always_inline)) static inline int64_t pack_transposed(real* out, const real* at, int64_t K,
+                                                                     int64_t vector_stride, const int width) {
+    enum { W = VECTOR_REALS };
+    int64_t k = 0;
+    for (; k + W <= K; k += W)
+        for (int first = 0; first < width; first += W) {
+            const int n = width - first < W ? width - first : W;
+            Vector x[W];
+            for (int i = 0; i < W; i++)
+                memcpy(&x[i], at + k + (first + (i < n ? i : 0)) * vector_stride, sizeof x[i]);
+            transpose_vectors(x);
+            for (int i = 0; i < W; i++)
+                memcpy(out + (k + i) * width + first, &x[i], (size_t)n * sizeof(real));
+        }
+    return k;
+}
 
 // Packs m vectors of length K into panels of `width` vectors: out[panel][k][width], padded with zeros.
 // Element k of vector i is at[i * vector_stride + k * element_stride]. Inlined so that `width` is a constant
@@ -64,54 +123,92 @@ __attribute__((always_inline)) static inline void pack_panels(real* out, const r
         int n = (int)(m - first < width ? m - first : width);
         if (n == width && vector_stride == 1) {
             for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++) out[k * width + i] = at[k * element_stride + i];
-        } else if (n == width) {
-            for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++)
-                    out[k * width + i] = at[k * element_stride + i * vector_stride];
-        } else {
-            for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++)
-                    out[k * width + i] = i < n ? at[k * element_stride + i * vector_stride] : 0;
+                memcpy(out + k * width, at + k * element_stride, (size_t)width * sizeof(real));
+            continue;
         }
+        int64_t k = n == width && element_stride == 1 ? pack_transposed(out, at, K, vector_stride, width) : 0;
+        for (; k < K; k++)
+            for (int i = 0; i < width; i++)
+                out[k * width + i] = i < n ? at[k * element_stride + i * vector_stride] : 0;
     }
 }
 
-// out[m,n] (+)= a[MR,K] b[K,NR], one packed panel each. m <= MR and n <= NR are smaller at the edges of out.
-static inline void multiply_panels(real* out, int64_t stride, const real* a, const real* b, int64_t K, int m,
-                                   int n, bool add) {
-    Vector sum[MR][3];
-    memset(sum, 0, sizeof sum);
-    for (int64_t k = 0; k < K; k++, a += MR, b += NR)
-        for (int i = 0; i < MR; i++)
-            for (int j = 0; j < 3; j++) sum[i][j] += a[i] * ((const Vector*)b)[j];
-    for (int i = 0; i < m; i++, out += stride) {
-        const real* row = (const real*)sum[i];
-        if (add)
-            for (int j = 0; j < n; j++) out[j] += row[j];
-        else
-            for (int j = 0; j < n; j++) out[j] = row[j];
+// m x n elements of out: MR x NR, fewer at its edges.
+typedef struct {
+    real* out;
+    int64_t stride;
+    int m, n;
+} Tile;
+
+// tile (+)= a[m,K] b[K,NR], where b is a packed panel, and element k of row i of a is a[i * row + k * step].
+// Inlined so that `step` is a constant.
+__attribute__((always_inline)) static inline void multiply_panels(const Tile* tile, const real* a,
+                                                                  int64_t row, const int step, const real* b,
+                                                                  int64_t K, bool add) {
+    const Vector zero = {0};
+    const real* rows[MR];
+    Vector sum[MR][NV];
+    for (int i = 0; i < MR; i++) {
+        const int64_t last = tile->m - 1;
+        rows[i] = a + (step == 1 ? min64(i, last) : i) * row; // packed rows are padded
+        __builtin_prefetch(tile->out + min64(i, last) * tile->stride);
+        for (int j = 0; j < NV; j++) sum[i][j] = zero;
     }
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < K; k++, b += NR)
+        for (int i = 0; i < MR; i++)
+            for (int j = 0; j < NV; j++) sum[i][j] += rows[i][k * step] * ((const Vector*)b)[j];
+    real* out = tile->out;
+    if (tile->m == MR && tile->n == NR) {
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++, out += tile->stride)
+            for (int j = 0; j < NV; j++) {
+                VectorAnywhere* to = (VectorAnywhere*)out + j;
+                if (add) sum[i][j] += *to;
+                *to = sum[i][j];
+            }
+        return;
+    }
+    Vector edge[MR][NV]; // a copy: the sums above then need no memory
+    for (int i = 0; i < MR; i++)
+        for (int j = 0; j < NV; j++) edge[i][j] = sum[i][j];
+    for (int i = 0; i < tile->m; i++, out += tile->stride)
+        for (int j = 0; j < tile->n; j++) out[j] = (add ? out[j] : 0) + ((const real*)edge[i])[j];
+}
+
+// Not inlined: together they would need more registers than there are.
+__attribute__((noinline)) static void multiply_in_place(const Tile* tile, const real* a, int64_t row,
+                                                        const real* b, int64_t K, bool add) {
+    multiply_panels(tile, a, row, 1, b, K, add);
+}
+__attribute__((noinline)) static void multiply_packed(const Tile* tile, const real* a, const real* b,
+                                                      int64_t K, bool add) {
+    multiply_panels(tile, a, 1, MR, b, K, add);
 }
 
 // out[m,n] (+)= a[m,K] times the packed block b[K,n], with m <= MC, K <= KC, n <= NC.
 static inline void multiply_block(real* out, int64_t stride, View a, const real* packed_b, int64_t m,
                                   int64_t n, int64_t K, bool add) {
     static __thread real packed_a[MC * KC] __attribute__((aligned(64)));
-    pack_panels(packed_a, a.at, m, K, a.row, a.col, MR);
+    const bool in_place = a.col == 1 && n < NC_IN_PLACE;
+    if (!in_place) pack_panels(packed_a, a.at, m, K, a.row, a.col, MR);
     for (int64_t j = 0; j < n; j += NR)
-        for (int64_t i = 0; i < m; i += MR)
-            multiply_panels(out + i * stride + j, stride, packed_a + i * K, packed_b + j * K, K,
-                            (int)(m - i < MR ? m - i : MR), (int)(n - j < NR ? n - j : NR), add);
+        for (int64_t i = 0; i < m; i += MR) {
+            const Tile tile = {out + i * stride + j, stride, (int)min64(MR, m - i), (int)min64(NR, n - j)};
+            if (in_place)
+                multiply_in_place(&tile, a.at + i * a.row, a.row, packed_b + j * K, K, add);
+            else
+                multiply_packed(&tile, packed_a + i * K, packed_b + j * K, K, add);
+        }
 }
 
 // On the calling thread alone, for callers that are parallel themselves. `stride` is the row stride of out.
 static inline void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                                  bool add) {
-    static __thread real packed_b[KC * NC] __attribute__((aligned(64)));
-    for (int64_t j = 0; j < N; j += NC)
+    static __thread real packed_b[KC * NC_SERIAL] __attribute__((aligned(64)));
+    for (int64_t j = 0; j < N; j += NC_SERIAL)
         for (int64_t k = 0; k < K; k += KC) {
-            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
+            int64_t n = min64(NC_SERIAL, N - j), depth = min64(KC, K - k);
             pack_panels(packed_b, b.at + k * b.row + j * b.col, n, depth, b.col, b.row, NR);
             for (int64_t i = 0; i < M; i += MC)
                 multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
@@ -123,6 +220,8 @@ static inline void matmul_serial(real* out, int64_t stride, View a, View b, int6
 static inline void matmul_tiled(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                                 bool add) {
     static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
+    // of a block: fewer where M is small, so that all threads have some
+    const int64_t rows = min64(MC, (M / 64 / MR + 1) * 4 * MR);
 #pragma omp parallel
     for (int64_t j = 0; j < N; j += NC)
         for (int64_t k = 0; k < K; k += KC) {
@@ -132,9 +231,9 @@ static inline void matmul_tiled(real* out, int64_t stride, View a, View b, int64
                 pack_panels(packed_b + p * depth, b.at + k * b.row + (j + p) * b.col, min64(NR, n - p), depth,
                             b.col, b.row, NR);
 #pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < M; i += MC)
+            for (int64_t i = 0; i < M; i += rows)
                 multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
-                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
+                               packed_b, min64(rows, M - i), n, depth, add || k > 0);
         }
 }
 
@@ -173,38 +272,6 @@ static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, 
 // products of few rows, for decoding: packing w would cost more than the product
 
 enum { FEW_ROWS = 8 }; // at most
-
-#ifdef REAL_IS_DOUBLE
-typedef int64_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
-#else
-typedef int32_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
-#endif
-
-// Interleaves the halves of a and b that begin at element `from`.
-__attribute__((always_inline)) static inline Vector interleave(Vector a, Vector b, const int from) {
-    Vector out;
-#ifdef __clang__
-    for (int i = 0; i < VECTOR_REALS; i++) out[i] = i % 2 ? b[from + i / 2] : a[from + i / 2];
-#else
-    VectorIndex index;
-    for (int i = 0; i < VECTOR_REALS; i++) index[i] = from + i / 2 + i % 2 * VECTOR_REALS;
-    out = __builtin_shuffle(a, b, index);
-#endif
-    return out;
-}
-
-// Transposes VECTOR_REALS vectors in place: each round interleaves the first half of them with the second.
-__attribute__((always_inline)) static inline void transpose_vectors(Vector x[VECTOR_REALS]) {
-    enum { W = VECTOR_REALS };
-    for (int step = 1; step < W; step *= 2) {
-        Vector y[W];
-        for (int i = 0; i < W / 2; i++) {
-            y[2 * i] = interleave(x[i], x[i + W / 2], 0);
-            y[2 * i + 1] = interleave(x[i], x[i + W / 2], W / 2);
-        }
-        memcpy(x, y, sizeof y);
-    }
-}
 
 // out[m, columns] (+)= x[m,K] w[columns,K]^T for m rows of x and up to VECTOR_REALS columns; out has row
 // stride N. Inlined so that m is a constant.

@@ -101,11 +101,11 @@ static bool product_is_right(Matmul* product, View a, View b, int64_t M, int64_t
 // Sizes around every block size. Layouts and accumulation alternate from size to size.
 static void check_matmul(void) {
     const int64_t Ms[] = {1, MR - 1, MR + 1, MC - 1, MC, MC + 1, 2 * MC + 3};
-    const int64_t Ns[] = {1, NR - 1, NR, NR + 1, NC, NC + 1};
+    const int64_t Ns[] = {1, NR - 1, NR, NR + 1, NC_IN_PLACE, NC, NC + 1};
     const int64_t Ks[] = {1, 2, KC - 1, KC, KC + 1};
     unsigned turn = 0;
     for (int i = 0; i < 7; i++)
-        for (int j = 0; j < 6; j++)
+        for (int j = 0; j < 7; j++)
             for (int k = 0; k < 5; k++, turn++) {
                 int64_t M = Ms[i], N = Ns[j], K = Ks[k];
                 if (M * N * K > 2000000) continue; // smaller products have the same edges
