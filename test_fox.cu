@@ -261,6 +261,7 @@ static void test_fixtures(void) {
     check_fixture("transformer-pro-dh64");
     check_fixture("transformer-llama-dh64");
     check_fixture("fox-pro-dh128");
+    check_fixture("fox-pro-grouped-dh64");
     check_fixture("deltanet-dh128");
     check_fixture("hgrn2-dh128");
     check_fixture("mamba2-head64");
@@ -313,6 +314,7 @@ static void test_extension(void) {
         "transformer-pro hidden_size=128 intermediate_size=72",
         "transformer-swa window_size=17 hidden_size=128 intermediate_size=72",
         "fox-pro window_size=6 hidden_size=256 intermediate_size=72",
+        "fox-pro num_heads=4 num_kv_heads=2 hidden_size=256 intermediate_size=72",
         "fox-pro mlp=none hidden_size=128"};
     for (const char* spec : specs) check_extension(spec);
     for (const char* spec : RECURRENT_MODELS) check_extension(spec);
@@ -324,6 +326,7 @@ static void test_quick(void) {
     for (const char* spec : RECURRENT_MODELS) check_variant(spec, 1, 67);
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
+    check_variant("fox-pro num_heads=4 num_kv_heads=2 hidden_size=256 intermediate_size=72", 2, 67);
     check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);
     check_variant("transformer-swa hidden_size=128 intermediate_size=72", 1, 129);
     test_extension();

@@ -42,13 +42,14 @@ or gradient is not finite changes nothing on the device itself.
 
 // clang-format off
 // type, name, kept, elements of a layer
-// per head: NH heads of dh channels, d = NH dh, over whole sequences of T tokens
+// per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole sequences
+// of T tokens
 #define HEAD_ACTS(X) \
     X(bf16, q, UP_TO_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, UP_TO_FUSED, BT * d)                       /* [L,B,T,d] */ \
-    X(bf16, v, UP_TO_FUSED, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, k, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
+    X(bf16, v, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
     X(float, q_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(float, k_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(float, k_rstd, UP_TO_QKV, BT * KVH)                /* [L,B,T,KVH] */ \
     X(double, cum_logf, gated ? UP_TO_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
     X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
@@ -59,8 +60,8 @@ or gradient is not finite changes nothing on the device itself.
     X(float, lse, UP_TO_QKV, BT * NH)                    /* [L,B,NH,T] */ \
     X(float, angles, SHARED, config->use_rope * T * dh) /* [T,dh/2,2] of RoPE */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
-    X(bf16, dk, SHARED, backward * BT * d)          /* [B,T,d] */ \
-    X(bf16, dv, SHARED, backward * BT * d)          /* [B,T,d] */ \
+    X(bf16, dk, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
+    X(bf16, dv, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
     X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
 
 // per token: in_proj, output norm and gate, o_proj
@@ -83,6 +84,7 @@ typedef struct {
 static void head_activations(Activations* rows, const Config* config, const HeadShape* s,
                              Recompute recompute) {
     const int64_t B = s->B, T = s->T, NH = s->NH, dh = s->dh, BT = B * T, d = NH * dh;
+    const int64_t KVH = key_heads(s), kd = KVH * dh;
     const int64_t gated = config_has_gate(config), prunes = config_prunes(config),
                   resets = config->document_reset;
     const int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
@@ -721,20 +723,22 @@ static void model_forward(Model* model) {
 
 // Forward pass over one sequence, whose layers' heads are visited on the host (llmc/run/trainer.h).
 static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
-    const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
+    const Config* c = &model->config;
+    const int64_t NH = c->num_heads, T = model->T, d = c->hidden_size;
+    const int64_t kd = config_key_heads(c) * config_head_size(c);
     std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
     CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
     model_await_all_weights(model);
     model_embed(model);
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         Layer layer = model_layer(model, &model->pass, l);
         HeadActs a = head_acts(&layer);
         block_forward(model, l, false);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * d);
+        float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * kd);
         if (a.cum_logf) device_download(cum_logf.data(), a.cum_logf, NH * T * (int64_t)sizeof(double));
         if (a.score_limits) device_download(limits.data(), a.score_limits, NH * (int64_t)sizeof(double));
-        LayerHeads heads = {q, k, config_has_gate(&model->config) ? cum_logf.data() : NULL, limits.data()};
+        LayerHeads heads = {q, k, config_has_gate(c) ? cum_logf.data() : NULL, limits.data()};
         visit(context, l, &heads);
         free(q);
         free(k);

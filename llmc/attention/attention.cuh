@@ -7,11 +7,16 @@ where cum_logf is the running sum of the log forget gates. Without a gate (cum_l
 attention. With a window of W keys (HeadShape) j begins at i - W + 1: tiles that the window hides are skipped,
 tiles at its border masked.
 
-    q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
+    q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30;
+                                         k, v and their gradients [B, T, KVH, dh]
     lse                           float  [B, NH, T], log of each row's sum of exponentials; small even where
                                          cum_logf is not, as the scores contain cum_logf_i - cum_logf_j
     cum_logf                      double [B, NH, T], never rising (forget_gate.cuh)
     dcum_logf                     float  [B, NH, T]
+
+Head h of the queries reads head h / (NH / KVH) of the keys. Where several read one, the kernels of the backward pass
+write dk and dv of each to scratch, and attention_add_groups adds them up: one order, no atomics, and the same work
+and balance as with a head of keys each.
 
 The trainer calls attention_forward and attention_backward, which check the shape (an unsupported one ends the
 program with a message) and choose the kernels:
@@ -73,9 +78,15 @@ static inline const char* attention_path(void) {
     ((shape)->dh == 64 ? ATTENTION_WINDOWED(FUNCTION, 64, a, shape)                                          \
                        : ATTENTION_WINDOWED(FUNCTION, 128, a, shape))(a, shape, stream)
 
+// Bytes in scratch of dk or dv of each query head; 0 where each has a head of keys.
+static inline size_t attention_group_bytes(const HeadShape* s) {
+    return head_group(s) > 1 ? (size_t)(s->B * s->T * s->NH * s->dh) * sizeof(bf16) : 0;
+}
+
 // Bytes of scratch of the backward pass; the forward pass needs less.
 static inline size_t attention_scratch_bytes(const HeadShape* s) {
-    return attention_delta_bytes(s) + (attention_runs_sm90() ? attention_backward_scratch_sm90(s) : 0);
+    return 2 * attention_group_bytes(s) + attention_delta_bytes(s) +
+           (attention_runs_sm90() ? attention_backward_scratch_sm90(s) : 0);
 }
 
 // Writes o and lse.
@@ -113,6 +124,27 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
                 s->NH);
 }
 
+// out [rows, KVH, dh]: sums of the heads of each group in x [rows, KVH, group, dh]. Eight channels a thread.
+__global__ static void __launch_bounds__(256)
+    attention_add_groups_kernel(bf16* out, const bf16* __restrict__ x, int64_t count, int group, int dh) {
+    int64_t at = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= count) return;
+    const bf16* from = x + at / dh * group * dh + at % dh;
+    float sum[8] = {};
+    for (int g = 0; g < group; g++) {
+        float y[8];
+        unpack8(y, load_raw8(from + g * dh));
+        for (int i = 0; i < 8; i++) sum[i] += y[i];
+    }
+    store16(out + at, pack8(sum));
+}
+
+static inline void attention_add_groups(bf16* out, const bf16* x, const HeadShape* s, cudaStream_t stream) {
+    const int64_t count = s->B * s->T * key_heads(s) * s->dh;
+    CUDA_LAUNCH(attention_add_groups_kernel, ceil_div<int64_t>(count / 8, 256), 256, stream, out, x, count,
+                (int)head_group(s), (int)s->dh);
+}
+
 // Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient
 // of the scores. o and lse are those of attention_forward.
 static inline void attention_backward(const AttentionBackward* a, const HeadShape* shape,
@@ -120,13 +152,21 @@ static inline void attention_backward(const AttentionBackward* a, const HeadShap
     Range range("attention", RANGE_BACKWARD, stream);
     attention_check(shape);
     AttentionBackward b = *a;
-    if (!a->delta) {
-        attention_delta((float*)a->scratch, a->dout, a->o, shape, stream);
-        b.delta = (float*)a->scratch;
+    char* scratch = (char*)a->scratch + 2 * attention_group_bytes(shape);
+    if (head_group(shape) > 1) {
+        b.dk = (bf16*)a->scratch;
+        b.dv = (bf16*)((char*)a->scratch + attention_group_bytes(shape));
     }
-    b.scratch = (char*)a->scratch + attention_delta_bytes(shape);
+    if (!a->delta) {
+        attention_delta((float*)scratch, a->dout, a->o, shape, stream);
+        b.delta = (float*)scratch;
+    }
+    b.scratch = scratch + attention_delta_bytes(shape);
     if (attention_runs_sm90())
         ATTENTION_DISPATCH(attention_backward_sm90, &b, shape, stream);
     else
         ATTENTION_DISPATCH(attention_backward_sm80, &b, shape, stream);
+    if (head_group(shape) == 1) return;
+    attention_add_groups(a->dk, b.dk, shape, stream);
+    attention_add_groups(a->dv, b.dv, shape, stream);
 }

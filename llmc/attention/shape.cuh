@@ -54,7 +54,8 @@ typedef struct {
 #define ATTENTION_FIRST_QUERY 384 // a multiple of the number of queries of every kernel's tile
 
 typedef struct {
-    bf16 *dq, *dk, *dv;
+    bf16 *dq, *dk,
+        *dv; // as q, k and v; of the kernels [B, T, NH, dh]: attention_backward adds those of a group
     float* dcum_logf; // NULL: the gate is not learned
     const bf16 *dout, *q, *k, *v, *o;
     const float* lse;
@@ -119,11 +120,17 @@ struct AttentionShape {
     int heads, group;  // heads = B NH, taken in groups of `group`
     int tiles_per_head;
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
+    int key_group;          // query heads that read one head of keys and values
+    int64_t key_stride;     // as row_stride, of k and v
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
     int window;             // keys that a query sees, its own the last; read where attention_windowed
     const int* tiled_heads; // the first *tiled_heads of head_order have tiles; NULL: all have. The others are
                             // band heads, which sm90_band.cuh computes
 
+    // Offset in k and v of the first token that head b NH + h reads
+    template <int DH> __device__ int64_t key_base(int head) const {
+        return (int64_t)(head / NH) * T * key_stride + head % NH / key_group * DH;
+    }
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
     __device__ int heads_with_tiles() const { return tiled_heads ? *tiled_heads : heads; }
     // The n-th tile to compute of the first `heads` heads. Within a group of heads the longest tiles come
@@ -162,6 +169,8 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     shape.heads = (int)(s->B * s->NH);
     shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
     shape.row_stride = s->NH * s->dh;
+    shape.key_group = (int)head_group(s);
+    shape.key_stride = key_heads(s) * s->dh;
     shape.window = (int)s->window;
     if (bounds) shape.bounds = *bounds;
     int64_t l2 = device_attribute(cudaDevAttrL2CacheSize), head_bytes = s->T * s->dh * bytes_per_channel;

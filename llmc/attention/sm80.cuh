@@ -20,7 +20,8 @@ The gate is described in shape.cuh.
 
 // The block of queries or keys that a thread block keeps in shared memory
 struct Sm80Block {
-    int64_t head, base; // base: offset of the head's first token in q, k, v, o and their gradients
+    int64_t head, base; // base: offset of the head's first token in q, o and all gradients
+    int64_t key_base;   // the same in k and v
     int index, first;   // first: the block's first token
 
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
@@ -28,7 +29,7 @@ struct Sm80Block {
         int64_t base =
             (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
         int index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;
-        return {tile.head, base, index, index * ATTENTION_BLOCK};
+        return {tile.head, base, shape.key_base<DH>(tile.head), index, index * ATTENTION_BLOCK};
     }
 };
 

@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(Sm80Dq<DH, TILE>::THREADS, 2)
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, last_tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
     int tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
-    const bf16 *k = a.k + block.base, *v = a.v + block.base;
+    const bf16 *k = a.k + block.key_base, *v = a.v + block.key_base;
 
     auto copy_keys = [&](int stage, int n) {
-        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.row_stride);
-        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.row_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.key_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.key_stride);
     };
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.dout, a.dout + block.base, i0, T,
@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(Sm80Dkv<DH, TILE>::THREADS, Sm80Dkv<DH, TILE>:
         sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.q[stage], q, n * QUERIES, T, shape.row_stride);
         sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.dout[stage], dout, n * QUERIES, T, shape.row_stride);
     };
-    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.k, a.k + block.base, j0, T, shape.row_stride);
-    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.v, a.v + block.base, j0, T, shape.row_stride);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.k, a.k + block.key_base, j0, T, shape.key_stride);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.v, a.v + block.key_base, j0, T, shape.key_stride);
     copy_queries(0, tile);
 
     // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is

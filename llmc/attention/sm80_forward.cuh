@@ -115,11 +115,11 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
     int last_tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
-    const bf16 *k = a.k + block.base, *v = a.v + block.base;
+    const bf16 *k = a.k + block.key_base, *v = a.v + block.key_base;
 
     auto copy_keys = [&](int stage, int n) {
-        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.row_stride);
-        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.row_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.key_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.key_stride);
     };
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
     copy_keys(0, tile);

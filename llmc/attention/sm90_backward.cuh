@@ -117,8 +117,9 @@ __device__ static inline void sm90_backward_tma_producer(typename F::Shared& sha
                                                          const Sm90BackwardParameters& p,
                                                          const Sm90BackwardBlock& x) {
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
-    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, x.h, x.j0, x.b, &shared.keys_full);
-    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, x.h, x.j0, x.b, &shared.keys_full);
+    const int key_head = x.h / p.shape.key_group;
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, key_head, x.j0, x.b, &shared.keys_full);
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, key_head, x.j0, x.b, &shared.keys_full);
     Sm90Ring<F::STAGES> ring;
     for (int tile = x.first; tile <= x.last; tile++, ring.next()) {
         int stage = ring.stage, t = tile * F::QUERIES;

@@ -66,10 +66,11 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     typedef Sm90Backward<DH, WINDOW> F;
     int64_t tiles = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES), parts = 2 * tiles;
     Sm90BackwardParameters p;
+    const HeadShape keys = key_shape(s);
     p.q = sm90_tensor_map(a->q, s, F::QUERIES);
     p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
-    p.k = sm90_tensor_map(a->k, s, F::KEYS);
-    p.v = sm90_tensor_map(a->v, s, F::KEYS);
+    p.k = sm90_tensor_map(a->k, &keys, F::KEYS);
+    p.v = sm90_tensor_map(a->v, &keys, F::KEYS);
     p.dk = sm90_tensor_map(a->dk, s, 64);
     p.dv = sm90_tensor_map(a->dv, s, 64);
     p.dq_sum = (float*)a->scratch;

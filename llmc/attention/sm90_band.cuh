@@ -68,7 +68,7 @@ struct Sm90BandParameters {
 // The thread block's strip: blocks first, .., end - 1 of the `blocks` of a head
 struct Sm90BandStrip {
     static constexpr int BLOCKS = 8;
-    int head, b, h, first, end, blocks;
+    int head, b, h, key_head, first, end, blocks;
     bool band; // else the head is not a band head
 
     __host__ __device__ static int strips(int T) { return ceil_div(T, BLOCKS * ATTENTION_BAND); } // of a head
@@ -78,6 +78,7 @@ struct Sm90BandStrip {
         band = position >= shape.heads_with_tiles();
         b = head / shape.NH;
         h = head % shape.NH;
+        key_head = h / shape.key_group;
         blocks = ceil_div(shape.T, ATTENTION_BAND);
         first = (int)blockIdx.x % strips(shape.T) * BLOCKS;
         end = min(first + BLOCKS, blocks);
@@ -124,7 +125,8 @@ template <bool BACKWARD> struct Sm90BandWalk {
 #pragma unroll
         for (int tile = 0; tile < F::TILES; tile++)
             if (tile < F::Q ? keys : queries)
-                sm90_load_tile<DH, ROWS>(stage(m).tile[tile], &p.in[tile], strip.h, m * ROWS, strip.b, full);
+                sm90_load_tile<DH, ROWS>(stage(m).tile[tile], &p.in[tile],
+                                         tile < F::Q ? strip.key_head : strip.h, m * ROWS, strip.b, full);
     }
     // Loads block m + 1 into the stage of block m - 2, once the results there have been stored. One thread.
     __device__ void load_ahead(int m) {
@@ -506,8 +508,9 @@ static inline void sm90_band_forward(const AttentionForward* a, const HeadShape*
                                      const AttentionShape& shape, unsigned* tile_counter,
                                      cudaStream_t stream) {
     const bf16* const in[] = {a->k, a->v, a->q};
+    const HeadShape keys = key_shape(s);
     Sm90BandParameters p = {};
-    for (int i = 0; i < 3; i++) p.in[i] = sm90_tensor_map(in[i], s, ATTENTION_BAND);
+    for (int i = 0; i < 3; i++) p.in[i] = sm90_tensor_map(in[i], i < 2 ? &keys : s, ATTENTION_BAND);
     p.out[0] = sm90_tensor_map(a->o, s, ATTENTION_BAND);
     p.lse_out = a->lse;
     p.cum_logf = a->cum_logf;
@@ -522,8 +525,9 @@ static inline void sm90_band_backward(const AttentionBackward* a, const HeadShap
                                       cudaStream_t stream) {
     const bf16* const in[] = {a->k, a->v, a->q, a->dout};
     bf16* const out[] = {a->dk, a->dv, a->dq};
+    const HeadShape keys = key_shape(s);
     Sm90BandParameters p = {};
-    for (int i = 0; i < 4; i++) p.in[i] = sm90_tensor_map(in[i], s, ATTENTION_BAND);
+    for (int i = 0; i < 4; i++) p.in[i] = sm90_tensor_map(in[i], i < 2 ? &keys : s, ATTENTION_BAND);
     for (int i = 0; i < 3; i++) p.out[i] = sm90_tensor_map(out[i], s, ATTENTION_BAND);
     p.lse = a->lse;
     p.cum_logf = a->cum_logf;

@@ -127,11 +127,12 @@ __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shar
         sm90_wait(&shared.q_empty, tile_count % 2 ^ 1);
         sm90_arrive_expect_tx(&shared.q_full, sizeof shared.q);
         sm90_load_tile<F::CHANNELS, F::ROWS>(shared.q, &p.q, tile.h, tile.i0, tile.b, &shared.q_full);
+        const int key_head = tile.h / p.shape.key_group;
         auto load = [&](bf16* to, const CUtensorMap* map, uint64_t* full, uint64_t* empty, int n,
                         uint32_t step) {
             sm90_wait(empty + F::stage(step), F::phase(step) ^ 1);
             sm90_arrive_expect_tx(full + F::stage(step), F::TILE_BYTES);
-            sm90_load_tile<F::CHANNELS, F::KEYS>(to + F::stage(step) * (F::KEYS * F::CHANNELS), map, tile.h,
+            sm90_load_tile<F::CHANNELS, F::KEYS>(to + F::stage(step) * (F::KEYS * F::CHANNELS), map, key_head,
                                                  n * F::KEYS, tile.b, full + F::stage(step));
         };
         // A step needs a tile of keys and the values of the tile before.
@@ -517,9 +518,10 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     static_assert(ATTENTION_FIRST_QUERY % F::ROWS == 0, "tiles begin at the first query");
     Sm90ForwardParameters p;
     AttentionForward at = attention_from_first_query(a, s);
+    const HeadShape keys = key_shape(s);
     p.q = sm90_tensor_map(at.q, s, F::ROWS);
-    p.k = sm90_tensor_map(a->k, s, F::KEYS);
-    p.v = sm90_tensor_map(a->v, s, F::KEYS);
+    p.k = sm90_tensor_map(a->k, &keys, F::KEYS);
+    p.v = sm90_tensor_map(a->v, &keys, F::KEYS);
     p.o = sm90_tensor_map(at.o, s, 16);
     p.lse = a->lse;
     p.cum_logf = a->cum_logf;

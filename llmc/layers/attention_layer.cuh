@@ -19,7 +19,8 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
             .row_stride = matmul_padded(R),
             .weight_stride = layer->config->qk_norm_share ? 0 : dh,
             .window = layer->config->window_size,
-            .doc_start = layer->doc_start};
+            .doc_start = layer->doc_start,
+            .KVH = layer->config->num_kv_heads};
 }
 
 // Sets which of shift, QK norm and RoPE q, k and v have between proj and attention; the caller sets the pass's

@@ -7,7 +7,7 @@ optional.
     RoPE     rotates the pairs (x_i, x_{i + dh/2})
 
     proj, dproj     bf16 [B, T, row_stride], of which `columns` are in use (Projection)
-    out, dout       bf16 [B, T, NH, dh] of each path
+    out, dout       bf16 [B, T, NH, dh] of each path; k and v have KVH heads, like their rstd and weights
     rstd            float [B, T, NH]
     angles          float [T, dh/2, 2], cos and sin
     squares         float [2, NH, head_norm_groups], the largest |q|^2, then |k|^2, of NORM_TOKENS neighbours
@@ -42,7 +42,9 @@ typedef struct {
 struct QkvArgs {
     HeadPath paths[3];
     int64_t row_stride, columns;
-    int tokens, T, NH, dh, weight_stride;
+    int tokens, T, dh, weight_stride;
+    int heads[3];                         // of each path
+    int key_blocks;                       // thread blocks for the heads of k, or v, of a token
     int units;                            // thread blocks for the three paths of a token
     int segment, segments_of_T, segments; // backward: tokens of one; number in a sequence, and in all
 };
@@ -127,15 +129,28 @@ enum {
     QKV_LEAST_SEGMENT = 8     // tokens of a segment of the backward pass
 };
 
+// What one of a token's units computes: a path, and which of its heads. q may have more thread blocks than k and v.
+struct QkvUnit {
+    int path, block;
+
+    __device__ QkvUnit(int key_blocks, int unit) {
+        bool all = unit < 3 * key_blocks; // paths take turns
+        path = all ? unit % 3 : 0;
+        block = all ? unit / 3 : unit - 2 * key_blocks;
+    }
+};
+
 template <bool DOCS>
 __global__ static void __launch_bounds__(256, 4)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
                        const float* angles, const int32_t* doc_start) {
     kernel_wait();
-    int unit = (int)block_from_end() % a.units, first = (int)block_from_end() / a.units * QKV_TOKENS;
-    const HeadPath& path = a.paths[unit % 3];
-    HeadThread me = head_thread(a.NH, a.dh, unit / 3);
-    bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit % 3 < 2;
+    int first = (int)block_from_end() / a.units * QKV_TOKENS;
+    QkvUnit unit(a.key_blocks, (int)block_from_end() % a.units);
+    const HeadPath& path = a.paths[unit.path];
+    const int heads = a.heads[unit.path];
+    HeadThread me = head_thread(heads, a.dh, unit.block);
+    bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit.path < 2;
     int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
     const bf16* in = proj + first * a.row_stride + path.column + in_heads;
     const bf16* logits = proj + first * a.row_stride + path.shift + me.head;
@@ -158,9 +173,9 @@ __global__ static void __launch_bounds__(256, 4)
         bool follows = DOCS ? doc_start[first + i] < t : t > 0;
         float rstd =
             qkv_token(x, path, follows ? raw[i] : Raw8{}, logit[i], w, angles + (int64_t)t * a.dh, me);
-        if (norm && me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
+        if (norm && me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * heads + me.head] = rstd;
         Raw8 out = pack8(x);
-        if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, out);
+        if (me.active) store16_once(path.out + (int64_t)(first + i) * (heads * a.dh) + in_heads, out);
         if (measured) {
             unpack8(x, out);
             for (int j = 0; j < 8; j++) square[i] += x[j] * x[j];
@@ -170,7 +185,7 @@ __global__ static void __launch_bounds__(256, 4)
     if (!measured) return;
     float largest = 0;
     for (float x : square) largest = fmaxf(largest, head_sum(x, me));
-    int64_t groups = gridDim.x / (unsigned)a.units, row = unit % 3 * a.NH + me.head;
+    int64_t groups = gridDim.x / (unsigned)a.units, row = unit.path * a.heads[0] + me.head;
     if (me.active && me.channel == 0) squares[row * groups + first / QKV_TOKENS] = largest;
 }
 
@@ -184,10 +199,13 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     a.columns = shape->columns;
     a.tokens = (int)tokens;
     a.T = (int)shape->T;
-    a.NH = (int)shape->NH;
+    a.heads[0] = (int)shape->NH;
+    a.heads[1] = a.heads[2] = (int)key_heads(shape);
     a.dh = (int)shape->dh;
     a.weight_stride = (int)shape->weight_stride;
-    a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
+    HeadGrid grid = head_grid(shape->NH, shape->dh);
+    a.key_blocks = ceil_div(grid.blocks, (int)head_group(shape));
+    a.units = grid.blocks + 2 * a.key_blocks;
     return a;
 }
 
@@ -226,14 +244,16 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                         float* partial, const int32_t* doc_start, const __grid_constant__ Fp8Tensor dproj8) {
     kernel_wait();
     Fp8Writer<F> quantized(dproj8);
-    int blocks = a.units / 3, block = (int)blockIdx.x % blocks, group = (int)blockIdx.x / blocks;
-    int groups = (int)gridDim.x / blocks;
-    HeadThread me = head_thread(a.NH, a.dh, block);
-    int d = a.NH * a.dh, in_heads = me.head * a.dh + me.channel, stride = (int)a.row_stride;
+    int blocks = a.units - 2 * a.key_blocks, block = (int)blockIdx.x % blocks;
+    int group = (int)blockIdx.x / blocks, groups = (int)gridDim.x / blocks, stride = (int)a.row_stride;
 #pragma unroll 1
     for (int n = 0; n < 3; n++) {
         int p = (group + n) % 3; // neighbours are in different paths, which different units limit
+        if (p > 0 && block >= a.key_blocks) continue;
         const HeadPath& path = a.paths[p];
+        const int heads = a.heads[p], d = heads * a.dh;
+        HeadThread me = head_thread(heads, a.dh, block);
+        int in_heads = me.head * a.dh + me.channel;
         bool shift = path.shift >= 0, norm = path.weight != NULL;
         Raw8 w = {};
         if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
@@ -244,7 +264,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
             int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
             // the same in all threads, so that they are in uniform registers
             const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d;
-            const float* rstd = path.rstd + bt * a.NH;
+            const float* rstd = path.rstd + bt * heads;
             const int32_t* start = DOCS ? doc_start + bt : NULL;
             bf16* drow = dproj + bt * stride;
             int64_t at8 = bt * dproj8.stride + path.column; // may exceed 32 bits
@@ -266,7 +286,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
 #pragma unroll 1
             for (; t >= first; t--) {
                 QkvToken token = ahead;
-                row -= stride, dout -= d, rstd -= a.NH;
+                row -= stride, dout -= d, rstd -= heads;
                 if (DOCS) start--;
                 const bool begins = DOCS && token.start == t; // nothing comes from the token before
                 ahead = load(me.active && t > first, t > 1);
@@ -301,7 +321,8 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                     drow[(int64_t)(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
             }
         }
-        if (norm && me.active) store8(partial + ((int64_t)p * groups + group) * d + in_heads, dw);
+        int64_t row_of_path = (int64_t)p * groups * a.heads[0] * a.dh + (int64_t)group * d;
+        if (norm && me.active) store8(partial + row_of_path + in_heads, dw);
     }
     quantized.finish();
 }
@@ -355,6 +376,6 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
                  partial.sums, shape->doc_start, dproj8);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
-            add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, NH, dh,
+            add_head_partials(paths[p].dweight, partial.sums + p * groups * NH * dh, groups, a.heads[p], dh,
                               shape->weight_stride == 0, partial.fork(stream));
 }

@@ -17,6 +17,7 @@ static inline void gpu_check_cudnn(const Config* c) {
         die("--attention cudnn: these kernels have no window: use --attention fox, or --set window_size=0");
     if (c->document_reset)
         die("--attention cudnn: these kernels have no document_reset: use --attention fox");
+    if (c->num_kv_heads) die("--attention cudnn: these kernels have no num_kv_heads: use --attention fox");
 }
 
 // Dies where the kernels do not take the model's widths, or cuDNN's attention, if `cudnn`, the model.
@@ -24,8 +25,5 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
     if (c->hidden_size > GPU_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
-    if (c->num_kv_heads)
-        die("num_kv_heads=%lld: the GPU's kernels read as many heads of keys as of queries: use ./train_fox",
-            (long long)c->num_kv_heads);
     if (cudnn) gpu_check_cudnn(c);
 }

@@ -35,9 +35,12 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
     if (c->mixer != MIXER_ATTENTION)
         return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
                     (long long)N);
-    if (config_key_heads(c) % N != 0)
+    if (c->num_kv_heads)
+        return fail(err, "--sequence-ranks %lld: ranks cannot share the heads of a model with num_kv_heads",
+                    (long long)N);
+    if (c->num_heads % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of the model", (long long)N,
-                    counted(config_key_heads(c), c->num_kv_heads ? "key head" : "head").text);
+                    counted(c->num_heads, "head").text);
     if (T % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of a sequence (--seq-len)",
                     (long long)N, counted(T, "token").text);

@@ -76,20 +76,23 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
 static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                      Recompute recompute) {
     const int64_t BT = B * T, d = c->hidden_size, NH = c->num_heads, I = config_mlp_size(c);
+    const int64_t KVH = config_key_heads(c), kd = KVH * config_head_size(c);
     const int64_t L = c->num_hidden_layers, S = matmul_padded(table->proj.rows),
                   Vs = matmul_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     // Bytes a token in one layer: the block's input; q, k and v; outputs of norms, gates and SwiGLU; what else the
     // backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
-    const int64_t x = 2 * d, qkv = 6 * d, outputs = 4 * d + 2 * I + gates_output * 2 * d;
-    const int64_t inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
-    const int64_t shared = 2 * S + 14 * d + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;
+    const int64_t x = 2 * d, qkv = 2 * d + 4 * kd, outputs = 4 * d + 2 * I + gates_output * 2 * d;
+    const int64_t inner = 2 * S + 4 * d + 4 * I + 12 * NH + 4 * KVH + 8 * gated * NH + 8;
+    const int64_t shared = 2 * S + 10 * d + 4 * kd + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;
     const int64_t layers = x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) +
                            qkv * (recompute <= RECOMPUTE_FUSED ? L : 1) +
                            outputs * (recompute == RECOMPUTE_NONE ? L : 1);
     // scratch of attention's backward pass, or of the embedding's
-    const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
+    const int64_t groups = NH > KVH ? BT * 4 * d : 0; // dk and dv of each query head
+    const int64_t dq = BT * 4 * (d + 2 * NH) + groups,
+                  sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
     return BT * (layers + shared) + gpu_logit_rows(BT, Vs) * Vs * 2 + gpu_angles_bytes(c, T) +
            (dq > sorted ? dq : sorted);
 }

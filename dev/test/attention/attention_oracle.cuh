@@ -42,13 +42,14 @@ static void fill_normal(const Buffer<bf16>& x) {
 struct Shape {
     int64_t B, T, NH, dh;
     int64_t window = 0; // as in HeadShape
+    int64_t KVH = 0;    // the same, of the kernels; the oracle has a head of keys for each query head
     __device__ bool sees(int64_t i, int64_t j) const {
         return j <= i && i < T && !(window && j <= i - window);
     }
     __host__ __device__ int64_t heads() const { return B * NH; }
     __host__ __device__ int64_t tokens() const { return heads() * T; }
     int64_t size() const { return tokens() * dh; }
-    HeadShape head_shape() const { return {B, T, NH, dh, NH * dh, NH * dh, dh, window}; }
+    HeadShape head_shape() const { return {B, T, NH, dh, NH * dh, NH * dh, dh, window, NULL, KVH}; }
     __device__ int64_t at(int64_t head, int64_t t) const {
         return ((head / NH * T + t) * NH + head % NH) * dh;
     }

@@ -11,6 +11,7 @@ in every run unless a seed is given.
 */
 #include "../../../llmc/layers/forget_gate.cuh"
 #include "attention_case.cuh"
+#include "attention_grouped.cuh"
 #include "attention_million.cuh"
 // ----------------------------------------------------------------------------
 // invariants
@@ -338,6 +339,7 @@ static void test_quick(void) {
         check_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh, 200});
     }
     test_bands(1, 600, 4);
+    test_grouped(300);
 }
 
 static void test_attention(int64_t longest) {
@@ -373,6 +375,7 @@ static void test_attention(int64_t longest) {
     for (int64_t T : {1, 63, 64, 65, 128, 129, 191, 512, 513, 575, 577, 640, 1000, 1025, 4097})
         if (T <= longest) test_bands(2, T, T < 512 ? 16 : 2);
     test_bands(1, std::min<int64_t>(longest, 3000), 3);
+    test_grouped(longest);
     for (int64_t T : {1, 2, 255, 256, 257, 1000, 5000})
         for (int64_t every : {1, 3, 100, 2000})
             if (T <= longest) test_forget_gate(2, T, 3, 0.3, T != 1000, every);

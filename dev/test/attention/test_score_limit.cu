@@ -45,6 +45,7 @@ struct Case {
         qkv_forward(paths, squares, proj, angles, &s, 0);
     }
     size_t size() const { return (size_t)(s.B * s.T * s.NH * s.dh); }
+    int64_t key_head(int64_t h) const { return h / head_group(&s); }
 
     vector<bf16> draw_weights(int of) {
         vector<bf16> w = draw<bf16>((size_t)(s.weight_stride ? s.NH * s.dh : s.dh), 0.3, 1);
@@ -63,7 +64,7 @@ struct Case {
         for (int64_t i = 0; i < s.dh; i++)
             for (int64_t j = 0; j < s.dh; j++) {
                 double x = fabs(weights[0][(size_t)(h * s.weight_stride + i)] *
-                                weights[1][(size_t)(h * s.weight_stride + j)]);
+                                weights[1][(size_t)(key_head(h) * s.weight_stride + j)]);
                 bool meet = any || i == j || (rope && (i - j) % (s.dh / 2) == 0);
                 if (meet && x > most) most = x, channels[0] = i, channels[1] = j;
             }
@@ -110,16 +111,16 @@ struct Scores {
     Scores(const Case& c, const vector<double>& q, const vector<double>& k, int64_t h, int64_t first,
            int64_t end) {
         double most[2] = {};
-        auto dot = [&](const vector<double>& x, int64_t i, const vector<double>& y, int64_t j) {
+        auto dot = [&](const double* x, const double* y) {
             double sum = 0;
-            for (int64_t n = 0; n < c.s.dh; n++)
-                sum +=
-                    x[(size_t)((i * c.s.NH + h) * c.s.dh + n)] * y[(size_t)((j * c.s.NH + h) * c.s.dh + n)];
+            for (int64_t n = 0; n < c.s.dh; n++) sum += x[n] * y[n];
             return sum;
         };
+        auto query = [&](int64_t i) { return &q[(size_t)((i * c.s.NH + h) * c.s.dh)]; };
+        auto key = [&](int64_t j) { return &k[(size_t)((j * key_heads(&c.s) + c.key_head(h)) * c.s.dh)]; };
         for (int64_t i = first; i < end; i++) {
-            most[0] = fmax(most[0], dot(q, i, q, i)), most[1] = fmax(most[1], dot(k, i, k, i));
-            for (int64_t j = first; j < end; j++) largest = fmax(largest, fabs(dot(q, i, k, j)));
+            most[0] = fmax(most[0], dot(query(i), query(i))), most[1] = fmax(most[1], dot(key(i), key(i)));
+            for (int64_t j = first; j < end; j++) largest = fmax(largest, fabs(dot(query(i), key(j))));
         }
         norms = sqrt(most[0] * most[1] / (double)c.s.dh), largest /= sqrt((double)c.s.dh);
     }
@@ -168,5 +169,8 @@ int main(int argc, char** argv) {
         }
     test_case_of({1, 2301, 1, 64, 192, 192, 64}, EQUAL, false, false, 1); // more groups than threads
     test_case_of({1, 2301, 1, 64, 192, 192, 64}, NO_NORM, false, false, 1);
+    for (int kind = 0; kind < NUM_KINDS; kind++) // two and four query heads on a head of keys
+        for (int64_t KVH : {1, 2})
+            test_case_of({2, 37, 4, 64, 12 * 64, 12 * 64, 64, 0, NULL, KVH}, (Kind)kind, KVH == 1, false, 1);
     return test_report();
 }

@@ -140,11 +140,14 @@ static void check_squares(const char* name, const Buffer<bf16>& x, const vector<
     check_close(name, want, got, FP32_LIMIT);
 }
 
-// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents
-static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches) {
-    snprintf(test_case, sizeof test_case, "qkv B %lld T %lld NH %lld dh %lld switches %d", (long long)B,
-             (long long)T, (long long)NH, (long long)dh, switches);
+// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents. group: query
+// heads that read one head of keys
+static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches, int64_t group = 1) {
+    snprintf(test_case, sizeof test_case, "qkv B %lld T %lld NH %lld / %lld dh %lld switches %d",
+             (long long)B, (long long)T, (long long)NH, (long long)group, (long long)dh, switches);
     HeadShape s = head_shape(B, T, NH, dh, switches & 8);
+    s.KVH = NH / group;
+    const HeadShape keys = key_shape(&s);
     int64_t d = NH * dh, stride = s.row_stride, tokens = B * T;
     bool norm = switches & 4, rope = switches & 16;
     Drawn<bf16> proj(tokens * stride);
@@ -160,15 +163,15 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     Buffer<int32_t> doc_start(starts);
     if (switches & 32) s.doc_start = doc_start;
 
-    PathTest q(s, 0, -1, norm, rope), k(s, d, switches & 1 ? 4 * d + NH : -1, norm, rope),
-        v(s, 2 * d, switches & 2 ? 4 * d + 2 * NH : -1, false, false);
+    PathTest q(s, 0, -1, norm, rope), k(keys, d, switches & 1 ? 4 * d + NH : -1, norm, rope),
+        v(keys, 2 * d, switches & 2 ? 4 * d + 2 * NH : -1, false, false);
     PathTest* tests[3] = {&q, &k, &v};
     HeadPath paths[3] = {q.path, k.path, v.path}, paths_again[3] = {q.path, k.path, v.path};
     vector<double> want_dproj(tokens * stride);
     for (int i = 0; i < 3; i++) {
         if (paths[i].weight) paths_again[i].dweight = tests[i]->dweight_again;
         tests[i]->doc_start = starts;
-        tests[i]->compute(s, proj.values, &want_dproj);
+        tests[i]->compute(i ? keys : s, proj.values, &want_dproj);
     }
     Buffer<float> squares(2 * NH * head_norm_groups(&s));
     qkv_forward(paths, NULL, proj, angles, &s, 0);
@@ -177,7 +180,7 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     for (int i = 0; i < 3; i++)
         CHECK(same_bits(out[i], tests[i]->out.host()), "%s: other bits with norms", test_case);
     check_squares("largest norms of q", q.out, squares.host(), 0, s);
-    check_squares("largest norms of k", k.out, squares.host(), squares.n / 2, s);
+    check_squares("largest norms of k", k.out, squares.host(), squares.n / 2, keys);
     qkv_backward(paths, dproj, proj, angles, {partial}, &s, Fp8Tensor(), 0);
     qkv_backward(paths_again, dproj_again, proj, angles, {partial}, &s, Fp8Tensor(), 0);
     check_same_bits("dproj of a second run", dproj, dproj_again);
@@ -188,13 +191,13 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     vector<double> got = doubles(dproj.host());
     for (int i = 0; i < 3; i++) {
         const PathTest& p = *tests[i];
-        int64_t column = paths[i].column, shift = paths[i].shift;
+        int64_t column = paths[i].column, shift = paths[i].shift, heads = i ? keys.NH : NH;
         check_bf16(names[i][0], p.want_out, p.out);
-        check_close(names[i][2], columns(want_dproj, stride, column, d), columns(got, stride, column, d),
-                    bf16_limit(p.want_out.size(), 4096));
+        check_close(names[i][2], columns(want_dproj, stride, column, heads * dh),
+                    columns(got, stride, column, heads * dh), bf16_limit(p.want_out.size(), 4096));
         if (shift >= 0)
-            check_bf16(names[i][3], columns(want_dproj, stride, shift, NH), columns(got, stride, shift, NH),
-                       &p.dalpha_terms);
+            check_bf16(names[i][3], columns(want_dproj, stride, shift, heads),
+                       columns(got, stride, shift, heads), &p.dalpha_terms);
         if (!paths[i].weight) continue;
         check_close(names[i][1], p.want_rstd, p.rstd, FP32_LIMIT, &p.rstd_terms);
         check_close(names[i][4], p.want_dweight, p.dweight, FP32_LIMIT);
@@ -202,6 +205,8 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     }
     int64_t written = 0, not_zero = 0; // other layers' columns keep their NaN, the padding is zeroed
     for (double x : columns(got, stride, 3 * d, d + NH)) written += !isnan(x);
+    for (int64_t first : {d, 2 * d}) // between the columns of fewer heads of keys
+        for (double x : columns(got, stride, first + keys.NH * dh, d - keys.NH * dh)) written += !isnan(x);
     for (double x : columns(got, stride, s.columns, stride - s.columns)) not_zero += x != 0;
     CHECK(written == 0 && not_zero == 0, "%s: %lld writes to other columns, %lld padding elements not zero",
           test_case, (long long)written, (long long)not_zero);
@@ -415,6 +420,9 @@ int main(int argc, char** argv) {
         test_qkv(2, 1000, 12, 64, 7);
         test_qkv(2, 1000, 12, 64, 23);
         test_qkv(2, 1000, 12, 64, 55);
+        test_qkv(2, 300, 12, 64, 55, 3);
+        test_qkv(1, 300, 24, 128, 23, 4); // q has two thread blocks more than k and v
+        test_qkv(2, 300, 6, 64, 15, 6);
         test_rope_angles();
         test_large();
     }

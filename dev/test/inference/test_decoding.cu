@@ -200,7 +200,7 @@ static void check_decoding(const char* spec, int64_t T, bool drops, double dropp
 // what --maps reads of the layers
 
 typedef struct {
-    int64_t T, d, NH;
+    int64_t T, d, NH, KVH;
     bool doubles;
     std::vector<double> values, limits; // q, k and cum_logf of all layers
     std::vector<double> largest;        // |q k| / sqrt(dh) of all heads
@@ -208,8 +208,9 @@ typedef struct {
 
 static void keep_layer(void* context, int64_t, const LayerHeads* layer) {
     Visited* v = (Visited*)context;
+    const int64_t kd = v->d / v->NH * v->KVH;
     for (const void* x : {layer->q, layer->k})
-        for (int64_t i = 0; i < v->T * v->d; i++)
+        for (int64_t i = 0; i < v->T * (x == layer->q ? v->d : kd); i++)
             v->values.push_back(v->doubles ? ((const double*)x)[i] : (double)((const float*)x)[i]);
     if (layer->cum_logf) v->values.insert(v->values.end(), layer->cum_logf, layer->cum_logf + v->NH * v->T);
     v->limits.insert(v->limits.end(), layer->limits, layer->limits + v->NH);
@@ -218,7 +219,7 @@ static void keep_layer(void* context, int64_t, const LayerHeads* layer) {
         double most = 0;
         for (int64_t i = 0; i < v->T * v->T; i++) {
             const double *q = (const double*)layer->q + i / v->T * v->d + h * dh,
-                         *k = (const double*)layer->k + i % v->T * v->d + h * dh;
+                         *k = (const double*)layer->k + i % v->T * kd + h * v->KVH / v->NH * dh;
             most = fmax(most, fabs(std::inner_product(q, q + dh, k, 0.0)));
         }
         v->largest.push_back(most / sqrt((double)dh));
@@ -232,7 +233,8 @@ static void check_visit(const char* spec, int64_t T) {
         start.params[i] = (double)__bfloat162float(__float2bfloat16((float)start.params[i]));
     int32_t* tokens = cpu::random_tokens(&start, T, 0);
     Model model = model_of(start, T);
-    Visited want = {T, start.config.hidden_size, start.config.num_heads, true, {}, {}, {}}, got = want;
+    const Config* c = &start.config;
+    Visited want = {T, c->hidden_size, c->num_heads, config_key_heads(c), true, {}, {}, {}}, got = want;
     got.doubles = false;
     cpu::visit_heads(&start, tokens, keep_layer, &want);
     visit_heads(&model, tokens, keep_layer, &got);
@@ -265,11 +267,15 @@ int main(int argc, char** argv) {
         check_decoding("fox-llama hidden_size=256 intermediate_size=72", T, true, 0);
         check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, 0);
         check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, 0);
+        check_decoding("fox-pro hidden_size=512 num_heads=8 num_kv_heads=2 intermediate_size=72", T, true, 0);
+        check_decoding("fox-llama hidden_size=384 num_heads=3 num_kv_heads=1 intermediate_size=72", T, true,
+                       0);
     }
     if (argc < 2 || atoll(argv[1]) == 1000) // a block has two splits of a head
         check_decoding("fox-pro hidden_size=1152 num_heads=18 intermediate_size=72", 1000, true, 0.1);
     check_visit("fox-pro hidden_size=128 intermediate_size=72", 300);
     check_visit("transformer-llama hidden_size=256 intermediate_size=72", 129);
+    check_visit("fox-pro hidden_size=256 num_heads=4 num_kv_heads=2 intermediate_size=72", 300);
     printf("worst error of logits: %.2e, limit %.2e: %s\n", worst, LOGITS_LIMIT, worst_where);
     return test_report();
 }

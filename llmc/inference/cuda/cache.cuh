@@ -22,6 +22,7 @@ typedef struct {
     double rope_gain;     // Pruning's
     double log_tolerance; // ln eps of what may be forgotten; NAN: nothing
     int64_t window;       // tokens that a row sees, as in HeadShape
+    int64_t KVH;          // as in HeadShape; a cache has it set
 } CacheModel;
 
 typedef struct {
@@ -69,23 +70,24 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     const CacheModel* m = &c->model;
     const CacheSizes* s = &c->sizes;
     Pages* p = &c->pages;
-    int64_t d = m->NH * m->dh, heads = m->layers * m->NH, width = cache_table_width(s), gate = m->gate;
+    int64_t d = m->NH * m->dh, kd = m->KVH * m->dh, width = cache_table_width(s), gate = m->gate;
+    int64_t heads = m->layers * m->KVH, query_heads = m->layers * m->NH;
     int64_t blocks = ceil_div<int64_t>(s->capacity, ATTENTION_BLOCK), slack = ATTENTION_FIRST_QUERY * d;
-    HeadShape shape = {.B = 1, .T = s->capacity, .NH = m->NH, .dh = m->dh};
+    HeadShape shape = {.B = 1, .T = s->capacity, .NH = m->NH, .dh = m->dh, .KVH = m->KVH};
     Pruning* pruning = &c->space.pruning;
     add(&p->k, s->pages * PAGE_TOKENS * m->dh, false), add(&p->v, s->pages * PAGE_TOKENS * m->dh, false);
-    add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false);
-    add(&p->page_logsum, gate * m->qk_norm * s->pages, false);
+    add(&p->cum_logf, gate * s->pages * p->group * PAGE_TOKENS, false);
+    add(&p->page_logsum, gate * m->qk_norm * s->pages * p->group, false);
     add(&p->table, s->slots * heads * width, true), add(&p->forgotten, s->slots * heads, true);
-    add(&p->gates, gate * s->slots * heads, true);
-    add(&p->last, m->shifts * m->layers * s->slots * 2 * d, true);
-    add(&p->limits, m->qk_norm * heads, true);
+    add(&p->gates, gate * s->slots * query_heads, true);
+    add(&p->last, m->shifts * m->layers * s->slots * 2 * 2 * kd, true);
+    add(&p->limits, m->qk_norm * query_heads, true);
     add(&c->work.items, m->layers * c->work.max_items, true), add(&c->work.num_items, m->layers, true);
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
     add(&c->work.partial_o, c->work.max_items * m->dh, true);
     add(&c->work.partial_sum, c->work.max_items, true);
-    add(&c->work.order.heads, s->slots * heads, false), add(&c->work.order.counts, m->layers, false);
-    add(&c->space.keys.k, s->capacity * d, false), add(&c->space.keys.v, s->capacity * d, false);
+    add(&c->work.order.heads, s->slots * query_heads, false), add(&c->work.order.counts, m->layers, false);
+    add(&c->space.keys.k, s->capacity * kd, false), add(&c->space.keys.v, s->capacity * kd, false);
     add(&c->space.keys.cum_logf, gate * s->capacity * m->NH, false);
     add(&c->space.lse, s->capacity * m->NH, false);
     add(&pruning->bounds.first_key_block, m->NH * blocks, false);
@@ -104,10 +106,12 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
 // The sizes that follow from the model's and the engine's; nothing is allocated.
 static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSizes* s) {
     DeviceCache c = {};
-    int64_t heads = m->layers * m->NH;
+    const int64_t KVH = m->KVH ? m->KVH : m->NH, heads = m->layers * KVH;
     c.model = *m;
+    c.model.KVH = KVH;
     c.sizes = *s;
-    c.pages.NH = m->NH, c.pages.dh = m->dh, c.pages.layers = m->layers;
+    c.pages.NH = m->NH, c.pages.KVH = KVH, c.pages.dh = m->dh, c.pages.layers = m->layers;
+    c.pages.group = KVH ? (int)(m->NH / KVH) : 1;
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
     c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && m->qk_norm;

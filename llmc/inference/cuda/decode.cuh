@@ -121,8 +121,8 @@ template <int DH, bool GATE> struct DecodeWarp {
     }
     // Starts copying the next tile, of this head or of the next one, to stage `to`.
     __device__ void copy(int to) {
-        int in_pool = lookup.next();
-        if (in_pool >= 0 && lane == 0) ring.copy(to, in_pool);
+        DecodeTile tile = lookup.next();
+        if (tile.keys >= 0 && lane == 0) ring.copy(to, tile);
     }
     // Main loop of a warp, for one head; the steps around it are in decode_head:
     //
@@ -178,7 +178,7 @@ __device__ static inline void decode_add_new_token(DecodeShared<DH>& shared, con
 // By one thread, after all warps have read the gate's state: appends the new token's gate and updates the
 // state.
 static __device__ inline void decode_store_gate(const DecodeArgs& a, const DecodeHead& now, double cum_logf) {
-    double2* state = a.pages.gates + pages_slot_head(a.pages, now.own.slot, a.append.layer, now.h);
+    double2* state = a.pages.gates + pages_gate(a.pages, now.own.slot, a.append.layer, now.h);
     double2 before = now.own.position > 0 ? *state : double2{};
     double weights = 1 + exp(cum_logf - before.x) * before.y; // the difference is exact
     kv_append_gate_store(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
@@ -224,9 +224,13 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     bool is_first_block = w.block.rank() == 0, appends = is_first_block && w.warp == 0;
     KvAppendRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
     KvAppendPrefetch prefetched[3] = {kv_append_prefetch(a.pages, a.append, rows[0], me)};
+    HeadThread key = me; // of the head of keys, which the first query head of its group appends
+    key.head = me.head / a.pages.group;
     for (int kind = 1; appends && kind < 3; kind++)
-        prefetched[kind] = kv_append_prefetch(a.pages, a.append, rows[kind], me);
-    double cum_logf = GATE && own.position > 0 ? a.pages.gates[w.lookup.head_index(w.now)].x : 0;
+        prefetched[kind] = kv_append_prefetch(a.pages, a.append, rows[kind], key);
+    double cum_logf = GATE && own.position > 0
+                          ? a.pages.gates[pages_gate(a.pages, own.slot, a.append.layer, me.head)].x
+                          : 0;
     if (first) kernel_wait();
 
     Raw8 q = kv_append_value(a.pages, a.append, rows[0], prefetched[0], me);
@@ -237,13 +241,14 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     w.softmax.set_q(shared.q[w.warp], q);
     w.block.arrive(); // the gate's state has been read (invariant 2)
     if (appends) {
-        HeadThread once = me;
+        HeadThread once = me, key_once = key;
         once.active = w.lane < DH / 8;
-        Raw8 k = kv_append_value(a.pages, a.append, rows[1], prefetched[1], me);
-        Raw8 v = kv_append_value(a.pages, a.append, rows[2], prefetched[2], me);
+        key_once.active = once.active && me.head % a.pages.group == 0;
+        Raw8 k = kv_append_value(a.pages, a.append, rows[1], prefetched[1], key);
+        Raw8 v = kv_append_value(a.pages, a.append, rows[2], prefetched[2], key);
         kv_append_store(a.pages, a.append, rows[0], q, once);
-        kv_append_store(a.pages, a.append, rows[1], k, once);
-        kv_append_store(a.pages, a.append, rows[2], v, once);
+        kv_append_store(a.pages, a.append, rows[1], k, key_once);
+        kv_append_store(a.pages, a.append, rows[2], v, key_once);
         decode_add_new_token(shared, q, k, v, me);
     }
     w.run();

@@ -73,6 +73,11 @@ template <int DH> struct alignas(2 * DH) DecodeShared {
     }
 };
 
+// Where a tile is in the pool: its first token in k and v, and the row of its page in cum_logf
+struct DecodeTile {
+    int keys, gate_row;
+};
+
 // A head of a decoded sequence. The new token, at own.position, sees the tokens from `visible` on and itself.
 struct DecodeHead {
     PassRows own;
@@ -96,8 +101,9 @@ template <int DH> struct DecodeLookup {
     int looked_up;          // number of tiles looked up of the first pending head
     int found_token;        // the lane's tile of the last 32 looked up: first token in the sequence, -1: none
     int found_page;         // and that token's page
+    int found_row;          // and row of the head's gates in the pool
     unsigned pending_tiles; // mask of lanes whose tiles of the 32 before are not copied yet
-    int source;             // the lane's tile of those: first token in the pool
+    DecodeTile source;      // the lane's tile of those
 
     // Number of iterations (tiles of a warp) of each split. Tiles begin at multiples of KEYS.
     __device__ static int num_iterations(const DecodeHead& of) {
@@ -108,7 +114,7 @@ template <int DH> struct DecodeLookup {
         return (of.visible & -KEYS) + ((iteration * DECODE_SPLITS + split) * DECODE_WARPS + warp) * KEYS;
     }
     __device__ int64_t head_index(const DecodeHead& of) const {
-        return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
+        return pages_query_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
     // The head of lane `from`, in all lanes
     __device__ DecodeHead head_of(int from) const {
@@ -144,7 +150,7 @@ template <int DH> struct DecodeLookup {
     // Starts loading the page numbers of the next 32 tiles.
     __device__ void look_up() {
         found_token = -1;
-        found_page = 0;
+        found_page = found_row = 0;
         if (pending_heads == 0) return;
         DecodeHead of = head_of(__ffs((int)pending_heads) - 1);
         int iterations = num_iterations(of), i = looked_up + lane, split = i / iterations;
@@ -153,6 +159,7 @@ template <int DH> struct DecodeLookup {
             const Pages& p = a.pages;
             found_token = token;
             found_page = p.table[head_index(of) * p.table_width + token / PAGE_TOKENS];
+            found_row = of.h % p.group;
         }
         looked_up += 32;
         if (looked_up >= splits * iterations) {
@@ -160,18 +167,19 @@ template <int DH> struct DecodeLookup {
             pending_heads &= pending_heads - 1;
         }
     }
-    // Returns the first token, in the pool, of the next tile to copy; -1 if there is none.
-    __device__ int next() {
+    // Returns where the next tile to copy is in the pool; -1 if there is none.
+    __device__ DecodeTile next() {
         for (bool more = true; pending_tiles == 0 && more;) {
             more = pending_heads != 0;
             pending_tiles = __ballot_sync(~0u, found_token >= 0);
-            source = found_page * PAGE_TOKENS + found_token % PAGE_TOKENS;
+            source.keys = found_page * PAGE_TOKENS + found_token % PAGE_TOKENS;
+            source.gate_row = found_page * a.pages.group + found_row;
             look_up();
         }
-        if (pending_tiles == 0) return -1;
-        int in_pool = __shfl_sync(~0u, source, __ffs((int)pending_tiles) - 1);
+        if (pending_tiles == 0) return {-1, -1};
+        int from = __ffs((int)pending_tiles) - 1;
         pending_tiles &= pending_tiles - 1;
-        return in_pool;
+        return {__shfl_sync(~0u, source.keys, from), __shfl_sync(~0u, source.gate_row, from)};
     }
 };
 
@@ -192,14 +200,16 @@ template <int DH, bool GATE> struct DecodeRing {
         if (lane == 0) bulk_init(barriers, num_stages());
         __syncwarp();
     }
-    // By one lane: starts copying the tile that begins with token in_pool.
-    __device__ void copy(int to, int64_t in_pool) {
+    // By one lane: starts copying a tile.
+    __device__ void copy(int to, const DecodeTile& tile) {
         const Pages& p = a.pages;
         DecodeStage<DH>& s = stages[to];
         bulk_arrive_expect(barriers + to, (int)(sizeof s.k + sizeof s.v + (GATE ? sizeof s.cum_logf : 0)));
-        bulk_copy(s.k, p.k + in_pool * DH, sizeof s.k, barriers + to);
-        if (GATE) bulk_copy(s.cum_logf, p.cum_logf + in_pool, sizeof s.cum_logf, barriers + to);
-        bulk_copy(s.v, p.v + in_pool * DH, sizeof s.v, barriers + to);
+        bulk_copy(s.k, p.k + (int64_t)tile.keys * DH, sizeof s.k, barriers + to);
+        if (GATE)
+            bulk_copy(s.cum_logf, p.cum_logf + (int64_t)tile.gate_row * PAGE_TOKENS + tile.keys % PAGE_TOKENS,
+                      sizeof s.cum_logf, barriers + to);
+        bulk_copy(s.v, p.v + (int64_t)tile.keys * DH, sizeof s.v, barriers + to);
     }
     __device__ void wait() const { bulk_wait(barriers + stage, (uint32_t)phase); }
     __device__ void advance() {

@@ -196,7 +196,7 @@ template <int DH, bool GATE> struct ExtendWarp {
     __device__ void load(ExtendItemState& s) const {
         if (count(s) == 0) return;
         s.tile = a.tiles[s.item.pair / (int)a.pages.NH];
-        int64_t at = pages_slot_head(a.pages, s.item.slot, a.layer, head(s));
+        int64_t at = pages_query_head(a.pages, s.item.slot, a.layer, head(s));
         if (lane < count(s))
             s.page = a.pages.table[at * a.pages.table_width + (s.item.first_count >> 5) + lane];
     }
@@ -218,7 +218,8 @@ template <int DH, bool GATE> struct ExtendWarp {
         copy_page(shared.k[stage], a.pages.k + page * PAGE_TOKENS * DH);
         if (GATE)
             cp_async16(smem_address(shared.cum_logf[stage] + 2 * lane),
-                       a.pages.cum_logf + page * PAGE_TOKENS + 2 * lane, true);
+                       a.pages.cum_logf + pages_gate_row(a.pages, page, head(s)) * PAGE_TOKENS + 2 * lane,
+                       true);
     }
     __device__ void copy_values(const ExtendItemState& s, int i, int stage) const {
         int64_t page = __shfl_sync(~0u, s.page, i);

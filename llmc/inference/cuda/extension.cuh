@@ -50,11 +50,11 @@ static inline int64_t cache_bytes(const Config* c, const ParamTable* params, con
            activations_bytes(&states, c->num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
 }
 
-// Bytes of a page: of one head, PAGE_TOKENS tokens.
+// Bytes of a page: of one head of keys, PAGE_TOKENS tokens.
 static inline int64_t page_bytes(const Config* c) {
-    int64_t gate = config_has_gate(c), dh = config_head_size(c);
+    int64_t gate = config_has_gate(c) * c->num_heads / config_key_heads(c), dh = config_head_size(c);
     return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
-           (gate && c->qk_norm) * (int64_t)sizeof(double);
+           c->qk_norm * gate * (int64_t)sizeof(double);
 }
 
 // Allocates a table of a cache; false where there is too little memory.

@@ -101,7 +101,8 @@ static inline CacheModel attention_cache_model(const Config* c) {
             .shifts = c->use_k_shift || c->use_v_shift,
             .rope_gain = config_rope_gain(c),
             .log_tolerance = c->log_pruning_tolerance,
-            .window = c->window_size};
+            .window = c->window_size,
+            .KVH = c->num_kv_heads};
 }
 
 // Called once after allocation of a cache.

@@ -9,9 +9,9 @@ pass.
 
     k, v        [pages, PAGE_TOKENS, dh] bf16, dh 64 or 128, the 16-byte chunks of a row swizzled as in shared
                 memory (mma_sm80.cuh), so that attention copies a page as it is
-    cum_logf    [pages, PAGE_TOKENS] double; log gates are rounded to multiples of 2^-36, so sums down to
+    cum_logf    [pages, group, PAGE_TOKENS] double, of each of the `group` query heads that read a page; log gates are rounded to multiples of 2^-36, so sums down to
                 -1.3e5 are exact, and cum_logf does not depend on how a sequence is cut into passes
-    table       [slots, heads, table_width] pages of a head; head l NH + h is head h of layer l
+    table       [slots, heads, table_width] pages of a head of keys; head l KVH + h is head h of layer l
 
 Forgetting. With QK norm |q k| / sqrt(dh) <= U for all pairs of a head, so the keys up to the end e of a page
 have at most
@@ -20,7 +20,8 @@ have at most
 
 of row i's weight. c only falls, and so does this bound: a page once below the tolerance stays forgotten. The
 logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates).
-Without QK norm there is no U for queries to come, and nothing is forgotten but what has left a window.
+Without QK norm there is no U for queries to come, and nothing is forgotten but what has left a window. A page is
+forgotten when all query heads that read it have forgotten it.
 */
 #pragma once
 
@@ -30,15 +31,18 @@ Without QK norm there is no U for queries to come, and nothing is forgotten but 
 #include "pass.cuh"
 
 typedef struct {
-    int64_t NH, dh, layers, slots, pages, table_width;
-    bf16 *k, *v;          // [pages, PAGE_TOKENS, dh]
-    double* cum_logf;     // [pages, PAGE_TOKENS]; NULL: no gate
-    double* page_logsum;  // [pages] ln sum exp(-cum_logf_j) up to the page's end; NULL: no QK norm
-    int32_t* table;       // [slots, heads, table_width]
-    int32_t* forgotten;   // [slots, heads] number of forgotten pages, the first ones of a head
-    double2* gates;       // [slots, heads] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
-    bf16* last;           // [layers, slots, 2, NH dh] the last token's k and v before the shift
-    double* limits;       // [heads] U from QK norm's weights; NULL: no QK norm
+    int64_t NH, KVH, dh, layers, slots, pages, table_width;
+    int group;           // NH / KVH query heads read a head of keys
+    bf16 *k, *v;         // [pages, PAGE_TOKENS, dh]
+    double* cum_logf;    // [pages, group, PAGE_TOKENS]; NULL: no gate
+    double* page_logsum; // [pages, group] ln sum exp(-cum_logf_j) up to the page's end; NULL: no QK norm
+    int32_t* table;      // [slots, heads, table_width]
+    int32_t* forgotten;  // [slots, heads] number of forgotten pages, the first ones of a head
+    double2* gates; // [slots, layers NH] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
+    // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, in element position % 2 of the first 2:
+    // thread blocks of one group may read the token before while another writes the next
+    bf16* last;
+    double* limits;       // [layers NH] U from QK norm's weights; NULL: no QK norm
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
     bool drops;           // pages are forgotten by gates, with QK norm
     int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
@@ -52,12 +56,24 @@ __host__ __device__ static inline int pages_window_first(int64_t window, int64_t
     return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
 }
 
-__host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
+// Number of heads of keys
+__host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.KVH; }
 
-// Index of a slot's head in arrays [slots, heads]
+// Index of a slot's head of keys in arrays [slots, heads], and of the one that query head h reads
 __host__ __device__ static inline int64_t pages_slot_head(const Pages& p, int64_t slot, int64_t l,
-                                                          int64_t h) {
+                                                          int64_t key_head) {
+    return (slot * p.layers + l) * p.KVH + key_head;
+}
+__device__ static inline int64_t pages_query_head(const Pages& p, int64_t slot, int64_t l, int h) {
+    return pages_slot_head(p, slot, l, h / p.group);
+}
+
+// Index of a slot's query head in gates, and of its row of a page in cum_logf and page_logsum
+__device__ static inline int64_t pages_gate(const Pages& p, int64_t slot, int64_t l, int h) {
     return (slot * p.layers + l) * p.NH + h;
+}
+__device__ static inline int64_t pages_gate_row(const Pages& p, int64_t page, int h) {
+    return page * p.group + h % p.group;
 }
 
 // Index in k and v of channels 8 chunk, .. of a page's token
@@ -115,19 +131,19 @@ __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppen
                                                    double cum_logf, double weights) {
     int64_t row = sequence.begin + position - sequence.position;
     if (row < sequence.begin || row >= sequence.end) return;
-    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
-    int64_t page = p.table[head * p.table_width + position / PAGE_TOKENS];
-    p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
+    int64_t head = pages_query_head(p, sequence.slot, a.layer, h);
+    int64_t at = pages_gate_row(p, p.table[head * p.table_width + position / PAGE_TOKENS], h);
+    p.cum_logf[at * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
     a.cum_logf[row * p.NH + h] = cum_logf;
     if (p.page_logsum && position % PAGE_TOKENS == PAGE_TOKENS - 1)
-        p.page_logsum[page] = log(weights) - cum_logf;
+        p.page_logsum[at] = log(weights) - cum_logf;
 }
 
 // One warp: cum_logf of a sequence's new tokens in one head, in chunks of 32. Every page ends with a chunk.
 __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, const PassRows& sequence,
                                              int h) {
     int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
-    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    int64_t head = pages_gate(p, sequence.slot, a.layer, h);
     double2 state = sequence.position ? p.gates[head] : double2{};
     for (int first = sequence.position & ~31; first < end; first += 32) {
         double total, weights, c = kv_append_gate_chunk(&total, &weights, p, a, sequence, h, first);
@@ -147,7 +163,7 @@ __global__ static void __launch_bounds__(1024)
     PassRows sequence = pass.sequences[blockIdx.y];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, h = (int)blockIdx.x;
     int end = sequence.position + sequence.end - sequence.begin;
-    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    int64_t head = pages_gate(p, sequence.slot, a.layer, h);
     if (sequence.end - sequence.begin < KV_APPEND_GATE_ROWS) return;
     double2 state = sequence.position ? p.gates[head] : double2{};
     for (int begin = sequence.position & ~31; begin < end; begin += 1024) {
@@ -187,11 +203,11 @@ struct KvAppendPrefetch {
     Raw8 last;   // k or v before the shift of the sequence's last token before the pass
 };
 
-// The thread's eight channels of k or v of a sequence's last token
+// The thread's eight channels of k or v of a sequence's last token, which is at `position`
 __device__ static inline bf16* pages_last_token(const Pages& p, const KvAppend& a, const KvAppendRow& r,
-                                                const HeadThread& me) {
-    int64_t token = (a.layer * p.slots + r.own.slot) * 2 + r.kind - 1;
-    return p.last + (token * p.NH + me.head) * p.dh + me.channel;
+                                                int position, const HeadThread& me) {
+    int64_t token = ((a.layer * p.slots + r.own.slot) * 2 + (position & 1)) * 2 + r.kind - 1;
+    return p.last + (token * p.KVH + me.head) * p.dh + me.channel;
 }
 
 __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, const KvAppend& a,
@@ -201,12 +217,12 @@ __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, con
     if (path.weight && me.active)
         prefetched.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
-        prefetched.last = load_raw8(pages_last_token(p, a, r, me));
+        prefetched.last = load_raw8(pages_last_token(p, a, r, r.own.position - 1, me));
     return prefetched;
 }
 
-// The row's q, k or v, eight channels a thread. The thread that has read `last` overwrites it with the pass's
-// last token: no other thread reads these channels.
+// The row's q, k or v, eight channels a thread. The thread that has read `last` writes the pass's last token: to the
+// same place in a pass of an even number of rows, where it alone reads these channels, else to the other.
 __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const KvAppendPrefetch& prefetched, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
@@ -219,7 +235,8 @@ __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a,
         if (r.row > r.own.begin)
             before = load_raw8(in - a.row_stride);
         else
-            store16(pages_last_token(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
+            store16(pages_last_token(p, a, r, r.own.position + r.own.end - 1 - r.row, me),
+                    load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
     }
     unpack8(x, now);
     qkv_token(x, path, before, logit, prefetched.weight, a.angles + r.row * p.dh, me);
@@ -241,11 +258,12 @@ __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a,
     store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8), out);
 }
 
-// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, row_blocks a row: q, k, v
-// of several heads of a row.
+// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, key_blocks a row for k, as many
+// for v, and row_blocks in all: q, k, v of several heads of a row.
 __global__ static void __launch_bounds__(256)
     kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
-                     const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks) {
+                     const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks,
+                     int key_blocks) {
     kernel_wait();
     int block = (int)blockIdx.x - gate_blocks;
     if (block < 0) {
@@ -258,9 +276,10 @@ __global__ static void __launch_bounds__(256)
             kv_append_gate(p, a, sequence, i % NH);
         return;
     }
-    HeadThread me = head_thread((int)p.NH, (int)p.dh, block % row_blocks / 3);
     int row = block / row_blocks;
-    KvAppendRow r = {block % row_blocks % 3, row, pass.rows[row]};
+    QkvUnit unit(key_blocks, block % row_blocks);
+    HeadThread me = head_thread((int)(unit.path ? p.KVH : p.NH), (int)p.dh, unit.block);
+    KvAppendRow r = {unit.path, row, pass.rows[row]};
     if (pass.row_tiles[row] == PASS_DECODE) return;
     Raw8 out = kv_append_value(p, a, r, kv_append_prefetch(p, a, r, me), me);
     kv_append_store(p, a, r, out, me);
@@ -272,10 +291,11 @@ static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays
     if (pass->num_decoded == pass->num_rows) return;
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid grid = head_grid(p->NH, p->dh);
-    int row_blocks = 3 * grid.blocks, warps = grid.threads / 32;
+    int key_blocks = ceil_div(grid.blocks, p->group), row_blocks = grid.blocks + 2 * key_blocks;
+    int warps = grid.threads / 32;
     int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
     launch_after(kv_append_kernel, dim3((unsigned)(gates + pass->num_rows * row_blocks)), grid.threads, 0,
-                 stream, *p, *a, *pass, gates, row_blocks);
+                 stream, *p, *a, *pass, gates, row_blocks, key_blocks);
     if (p->cum_logf && pass->num_rows >= KV_APPEND_GATE_ROWS) {
         dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
         CUDA_LAUNCH(kv_append_gate_kernel, heads, 1024, stream, *p, *a, *pass);
@@ -302,7 +322,7 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // ----------------------------------------------------------------------------
 // forgotten pages
 
-// Updates the number of forgotten pages of a slot's head, which holds `length` tokens; -1: the number stays.
+// Updates the number of forgotten pages of a slot's head of keys, which holds `length` tokens; -1: the number stays.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) p.forgotten[at] = 0;
@@ -310,8 +330,16 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
         p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
     if (!p.drops || length <= 0) return;
     const int32_t* table = p.table + at * p.table_width;
-    double min_logsum = log(p.gates[at].y) - p.gates[at].x - 2 * p.limits[head] + p.log_tolerance;
-    auto kept = [&](int page) { return p.page_logsum[table[page]] >= min_logsum; };
+    const double2* gates = p.gates + at * p.group; // of the query heads that read it
+    auto kept = [&](int page) {
+        bool any = false;
+        for (int g = 0; g < p.group && !any; g++) {
+            double limit = p.limits[head * p.group + g];
+            double min_logsum = log(gates[g].y) - gates[g].x - 2 * limit + p.log_tolerance;
+            any = p.page_logsum[(int64_t)table[page] * p.group + g] >= min_logsum;
+        }
+        return any;
+    };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
     if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
 }
@@ -342,6 +370,7 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
     HeadShape s = {};
     s.B = s.T = 1;
     s.NH = p->NH;
+    s.KVH = p->KVH;
     s.dh = p->dh;
     s.weight_stride = weight_stride;
     Pruning pruning = {};
@@ -359,12 +388,12 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
 // written.
 #define PAGES_FORGOTTEN_CUM_LOGF 1e6
 typedef struct {
-    bf16 *k, *v;      // [T, NH, dh]
+    bf16 *k, *v;      // [T, KVH, dh]
     double* cum_logf; // [NH, T]
     int first_page;
 } PagesGathered;
 
-// Block (page, head)
+// Block (page, head of keys)
 __global__ static void __launch_bounds__(128)
     pages_gather_kernel(const __grid_constant__ PagesGathered to, const __grid_constant__ Pages p,
                         int64_t layer, int slot, int T) {
@@ -376,19 +405,20 @@ __global__ static void __launch_bounds__(128)
     for (int i = (int)threadIdx.x; index >= to.first_page && i < tokens * chunks; i += 128) {
         int token = i / chunks, chunk = i % chunks;
         int64_t from = pages_chunk(p, page, token, chunk);
-        int64_t at = ((index * PAGE_TOKENS + token) * p.NH + h) * p.dh + chunk * 8;
+        int64_t at = ((index * PAGE_TOKENS + token) * p.KVH + h) * p.dh + chunk * 8;
         store16(to.k + at, forgotten ? Raw8{} : load_raw8(p.k + from));
         store16(to.v + at, forgotten ? Raw8{} : load_raw8(p.v + from));
     }
-    if (p.cum_logf && (int)threadIdx.x < tokens)
-        to.cum_logf[(int64_t)h * T + index * PAGE_TOKENS + threadIdx.x] =
-            forgotten ? PAGES_FORGOTTEN_CUM_LOGF : p.cum_logf[page * PAGE_TOKENS + threadIdx.x];
+    for (int g = 0; p.cum_logf && g < p.group && (int)threadIdx.x < tokens; g++)
+        to.cum_logf[((int64_t)h * p.group + g) * T + index * PAGE_TOKENS + threadIdx.x] =
+            forgotten ? PAGES_FORGOTTEN_CUM_LOGF
+                      : p.cum_logf[(page * p.group + g) * PAGE_TOKENS + threadIdx.x];
 }
 
 // Gathers the T tokens of a slot in one layer.
 static inline void pages_gather(const PagesGathered* to, const Pages* p, int64_t layer, int slot, int64_t T,
                                 cudaStream_t stream) {
-    dim3 grid((unsigned)ceil_div<int64_t>(T, PAGE_TOKENS), (unsigned)p->NH);
+    dim3 grid((unsigned)ceil_div<int64_t>(T, PAGE_TOKENS), (unsigned)p->KVH);
     CUDA_LAUNCH(pages_gather_kernel, grid, 128, stream, *to, *p, layer, slot, (int)T);
 }
 
@@ -403,9 +433,10 @@ static inline void pages_copy_element(void* array, int64_t from, int64_t to, siz
 
 // Copies what a slot has besides pages; the page table is the host's.
 static inline void pages_copy_slot(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
-    size_t heads = (size_t)pages_heads(*p), bytes = (size_t)(2 * p->NH * p->dh) * sizeof(bf16);
+    size_t heads = (size_t)pages_heads(*p), gates = (size_t)(p->layers * p->NH);
+    size_t bytes = (size_t)(2 * 2 * p->KVH * p->dh) * sizeof(bf16);
     pages_copy_element(p->forgotten, from, to, heads * sizeof *p->forgotten, stream);
-    pages_copy_element(p->gates, from, to, heads * sizeof *p->gates, stream);
+    pages_copy_element(p->gates, from, to, gates * sizeof *p->gates, stream);
     if (p->last) // [layers, slots, ..]
         CUDA_CHECK(cudaMemcpy2DAsync((char*)p->last + to * (int64_t)bytes, (size_t)p->slots * bytes,
                                      (char*)p->last + from * (int64_t)bytes, (size_t)p->slots * bytes, bytes,
@@ -414,9 +445,9 @@ static inline void pages_copy_slot(const Pages* p, int64_t from, int64_t to, cud
 
 // Page `to` becomes a copy of page `from`.
 static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
-    size_t elements = (size_t)(PAGE_TOKENS * p->dh);
+    size_t elements = (size_t)(PAGE_TOKENS * p->dh), group = (size_t)p->group;
     pages_copy_element(p->k, from, to, elements * sizeof *p->k, stream);
     pages_copy_element(p->v, from, to, elements * sizeof *p->v, stream);
-    pages_copy_element(p->cum_logf, from, to, PAGE_TOKENS * sizeof *p->cum_logf, stream);
-    pages_copy_element(p->page_logsum, from, to, sizeof *p->page_logsum, stream);
+    pages_copy_element(p->cum_logf, from, to, group * PAGE_TOKENS * sizeof *p->cum_logf, stream);
+    pages_copy_element(p->page_logsum, from, to, group * sizeof *p->page_logsum, stream);
 }

@@ -104,7 +104,7 @@ __device__ static inline void extend_plan_order(const DecodeOrder& order, const 
         int64_t mine = 0; // upper half: one long head; lower half: one short head
         if (pair < pairs) {
             PassRows sequence = pass.sequences[pair / NH];
-            int forgotten = p.forgotten[pages_slot_head(p, sequence.slot, l, pair % NH)];
+            int forgotten = p.forgotten[pages_query_head(p, sequence.slot, l, pair % NH)];
             int first = max(forgotten, pages_window_first(p.window, sequence.position));
             bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD_TOKENS;
             if (sequence.end - sequence.begin == 1) mine = is_long ? (int64_t)1 << 32 : 1;
@@ -132,9 +132,9 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
                        const __grid_constant__ PassArrays pass) {
     __shared__ int64_t sums[32], total;
     int64_t l = blockIdx.x, NH = p.NH, pairs = pass.num_tiles * NH;
-    for (int64_t i = threadIdx.x; i < pass.num_sequences * NH; i += blockDim.x) {
-        PassRows sequence = pass.sequences[i / NH];
-        pages_advance_head(p, sequence.slot, l * NH + i % NH, sequence.position);
+    for (int64_t i = threadIdx.x; i < pass.num_sequences * p.KVH; i += blockDim.x) {
+        PassRows sequence = pass.sequences[i / p.KVH];
+        pages_advance_head(p, sequence.slot, l * p.KVH + i % p.KVH, sequence.position);
     }
     if (threadIdx.x == 0) total = 0;
     __syncthreads();
@@ -149,7 +149,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
             window = pages_window_first(p.window, tile.position);
             pages = tile.position / PAGE_TOKENS + 1 - window;
             size = extend_partition_pages(pages);
-            first = max(p.forgotten[pages_slot_head(p, tile.slot, l, pair % NH)] - window, 0);
+            first = max(p.forgotten[pages_query_head(p, tile.slot, l, (int)(pair % NH))] - window, 0);
             partitions = (pages + size - 1) / size - first / size;
             mine = (int64_t)partitions << 32 | (partitions * (tile.end - tile.begin));
         }

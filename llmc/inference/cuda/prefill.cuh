@@ -2,7 +2,7 @@
 Prefill: attention of a sequence with many rows in a pass, by the kernel of the training forward pass over the
 sequence's gathered keys.
 
-    pages_gather -> k, v [T, NH, dh], cum_logf [NH, T] -> pruning_bounds -> attention_forward
+    pages_gather -> k, v [T, KVH, dh], cum_logf [NH, T] -> pruning_bounds -> attention_forward
                  -> o [rows, NH, dh]
 
 Called by the GPU trainer before extend_attention, which applies output norm and gate.
@@ -37,6 +37,7 @@ static inline void prefill_attention(bf16* o, const bf16* q, const PrefillScratc
     shape.B = 1;
     shape.T = T;
     shape.NH = p->NH;
+    shape.KVH = p->KVH;
     shape.dh = p->dh;
     shape.weight_stride = space->weight_stride;
     shape.window = p->window;
