@@ -54,7 +54,7 @@ typedef struct {
 ROTATION_FUNCTION double rotation_frequency(const Rotation* r, int64_t pair, int64_t pairs) {
     const double plain = pow(r->base, -(double)pair / (double)pairs);
     if (r->factor == 1) return plain;
-    const double ramp = fmin(fmax(((double)pair - r->low) / (r->high - r->low), 0), 1);
+    const double ramp = fmin(fmax(((double)pair - r->low) / (r->high - r->low), 0.0), 1.0);
     return plain * (1 - ramp) + plain / r->factor * ramp;
 }
 
