@@ -1,11 +1,12 @@
 """
 Training beside the paper's own code: the picture, tables and paragraphs of STUDY.md, all from paper_code.json (Linux's
-C files) and paper_code_python.json (Python packages).
+C files), paper_code_python.json (Python packages) and paper_code_repeats.json (the study's corpus).
 
 The first has of each model the losses of some steps of both programs, and of each span of steps the largest and the mean
 difference of their losses over every step, for fox-pro also the largest one of two runs of this program. The second has
 of each model and span the mean and the largest difference from this program's first run, of its second run, of a run
-with --fp8 and of the paper's code.
+with --fp8 and of the paper's code. The third has of each model the losses of both programs, each run twice, and by span
+the differences of the paper's code from this program, and of each from itself.
 """
 from plan import HERE, read_json  # finds common
 from common import counted  # noqa: E402,I001
@@ -21,6 +22,10 @@ def load():
 
 def load_python():
     return read_json(HERE / "paper_code_python.json")
+
+
+def load_repeats():
+    return read_json(HERE / "paper_code_repeats.json")
 
 
 def spans(run):
@@ -76,9 +81,26 @@ def text_python(data):
         f"On Python packages fox-pro's loss differs by {largest(fox, 'paper_code'):.3f} at most, in steps 1 to 12, and by "
         f"{largest(fox, 'paper_code', 12):.3f} after them, where two runs of this program differ by "
         f"{largest(fox, 'repeat'):.3f}: more than they do. transformer-pro's differs by "
-        f"{largest(other, 'paper_code'):.3f}, two runs by {largest(other, 'repeat'):.3f}. How far the paper's code is from "
-        "itself was not measured ([train_beside.py](reference/train_beside.py) does it).", "",
+        f"{largest(other, 'paper_code'):.3f}, two runs by {largest(other, 'repeat'):.3f}.", "",
         *table(("model", "steps", "the paper's code: mean, largest", "a second run", "a run with `--fp8`"), *rows)]
+
+
+def text_repeats(data):
+    """Lines of Markdown of both programs beside themselves."""
+    cell = lambda run, measure, span: "{:+.4f}, {:.4f}".format(*run[measure][span]) if span in run.get(measure, {}) else ""
+    rows = [(name, span.replace("-", " to "),
+             *(cell(run, measure, span) for measure in ("paper_code", "repeat", "paper_repeat")))
+            for name, run in data["runs"].items() for span in run["paper_code"]]
+    fox, other = (data["runs"][name] for name in ("fox-pro", "transformer-pro"))
+    again = len(data["loss"]["transformer-pro"]["the paper's code, run 2"])
+    return [
+        f"The paper's code computes the same losses twice: fox-pro's {len(data['loss']['fox-pro']['this program'])} in all five "
+        f"recorded digits, transformer-pro's {again} that were repeated in all four. This program, whose gradients "
+        f"are summed in any order without `--deterministic`, differs from itself by {largest(fox, 'repeat'):.4f} at most, "
+        f"from the paper's code by {largest(fox, 'paper_code'):.4f} (fox-pro) and {largest(other, 'paper_code'):.4f} "
+        "(transformer-pro): the programs are further apart than repeats are.", "",
+        *table(("model", "steps", "the paper's code minus this program: mean, largest", "this program again",
+                "the paper's code again"), *rows)]
 
 
 def draw(data, plots, folder):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
-dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code.json alone:
+dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code*.json alone:
 
     dev/study/report.py [--add FOLDER] [--results FILE] [--page STUDY.md] [--pictures FOLDER | --no-pictures]
 
@@ -80,6 +80,9 @@ class Report:
 
     def table_paper_code_python(self):
         return paper_code.text_python(paper_code.load_python())
+
+    def table_paper_code_repeats(self):
+        return paper_code.text_repeats(paper_code.load_repeats())
 
     def table_findings(self):
         return findings.text(self)

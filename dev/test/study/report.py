@@ -74,6 +74,13 @@ assert "pruned 259,297 beside 100,296 tokens/s, 2.6 times; gates" in beside and 
 found = {tuple(row[:2]): row[2:] for row in rows(page, "paper_code_python")}
 assert found["fox-pro", "31 to 40"] == ["+0.0112, 0.0232", "-0.0020, 0.0042", "-0.0061, 0.0361"], found
 assert "differs by 0.087 at most, in steps 1 to 12, and by 0.023 after them, where two runs of this program differ by 0.004" in page
+data = paper_code.load_repeats()
+found = {tuple(row[:2]): row[2:] for row in rows(page, "paper_code_repeats")}
+for name in data["runs"]:  # as the losses of every step have them
+    ours, theirs = (data["loss"][name][of][12:30] for of in ("this program", "the paper's code, run 1"))
+    differences = [b - a for a, b in zip(ours, theirs)]
+    mean, largest = map(float, found[name, "13 to 30"][0].split(", "))
+    assert abs(mean - sum(differences) / 18) < 2e-4 and abs(largest - max(map(abs, differences))) < 2e-4, (name, found)
 first_screen = " ".join(Path("README.md").read_text().split()[:400])
 for words in ("0.014 at most over 100 steps of C files (repeats: 0.013)", "0.087 in one step, by 0.023 after"):
     assert words in first_screen, (words, first_screen)
