@@ -15,12 +15,9 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 
 #include <math.h>
 #include <time.h>
-#include "../base/checksum.h"
 #include "../base/common.h"
 #include "../base/octaves.h"
-#include "../config/config_file.h"
 #include "../formats/json.h"
-#include "../model/params.h"
 #include "../model/shapes.h"
 #include "command/options.h"
 
@@ -43,21 +40,6 @@ typedef struct {
     int64_t steps;                        // logged by this process
     double recent_tokens, recent_seconds; // decayed sums over its steps
 } Logger;
-
-// The run of this process.
-typedef struct {
-    int64_t step; // done before
-    const Config* config;
-    const Options* options;
-    const ParamTable* table;
-    const char *version, *built_with; // of the program
-    const char* device;               // a line; empty: CPU
-    int ranks;
-    int64_t micro_batch;
-    uint64_t data;      // fingerprint
-    const char* recipe; // and what of it is changed; NULL: none
-    double epochs;      // how often the training reads its data, at least 1
-} LogRun;
 
 // One optimizer step.
 typedef struct {
@@ -228,44 +210,6 @@ static inline bool logger_has(const Logger* l, const char* event, int64_t step) 
 
 // ----------------------------------------------------------------------------
 // events
-
-// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's.
-static inline void logger_run(Logger* l, const LogRun* r) {
-    char host[256] = "", started[32];
-    const time_t now = time(NULL);
-    struct tm utc;
-    gethostname(host, sizeof host - 1);
-    strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-
-    char hex[17];
-    JsonWriter* w = logger_begin_line(l, "run", r->step);
-    char* device = xstrdup(*r->device ? r->device : "CPU");
-    device[strcspn(device, "\n")] = '\0';
-    json_put_string(w, "started", started);
-    json_put_string(w, "host", host);
-    json_put_string(w, "device", device);
-    json_put_int(w, "ranks", r->ranks);
-    json_put_string(w, "version", r->version);
-    json_put_string(w, "compiler", __VERSION__);
-    json_put_string(w, "built_with", r->built_with);
-    json_put_int(w, "seed", r->options->seed);
-    json_put_int(w, "num_steps", l->num_steps);
-    json_put_int(w, "micro_batch", r->micro_batch);
-    json_put_string(w, "recipe", r->recipe);
-    json_put_double(w, "epochs", r->epochs);
-    json_put_string(w, "data_fingerprint", hex64(hex, r->data));
-    json_put_int(w, "parameters", r->table->parameters);
-    json_put_int(w, "non_embedding", r->table->non_embedding);
-    json_put_double(w, "flops_per_token", l->flops_per_token);
-    json_put_double(w, "attention_flops_per_token", l->attention_flops);
-    json_put_double(w, "peak_flops_per_s", l->peak_flops); // of all ranks; 0: not known
-    json_begin_object(w, "config");
-    for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(r->config, i, w);
-    json_end(w);
-    options_put(r->options, w, "options");
-    logger_end_line(l);
-    free(device);
-}
 
 // The largest share of attention's blocks that one of the ranks has which share sequences: 1 / sequence_ranks where
 // pruning leaves all of them the same work. 0: sequences are not shared, or blocks not counted.

@@ -4,6 +4,7 @@ by position in the context. Called by train.h, and run_print_plan by the trainer
 */
 #pragma once
 
+#include "../base/checksum.h"
 #include "logger.h"
 #include "run.h"
 
@@ -207,6 +208,46 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     if (run->state.step < run->last_step) run_check_warmup(o);
     run_check_cooldown(run);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
+}
+
+// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's. recipe, and what of it is changed: NULL:
+// none. epochs: how often the training reads its data.
+static inline void run_log(const Run* run, Logger* l, const char* built_with, const char* recipe,
+                           double epochs) {
+    char host[256] = "", started[32];
+    const time_t now = time(NULL);
+    struct tm utc;
+    gethostname(host, sizeof host - 1);
+    strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+
+    char hex[17];
+    JsonWriter* w = logger_begin_line(l, "run", run->state.step);
+    char* device = xstrdup(*run->device ? run->device : "CPU");
+    device[strcspn(device, "\n")] = '\0';
+    json_put_string(w, "started", started);
+    json_put_string(w, "host", host);
+    json_put_string(w, "device", device);
+    json_put_int(w, "ranks", run->world->size);
+    json_put_string(w, "version", CODE_VERSION);
+    json_put_string(w, "compiler", __VERSION__);
+    json_put_string(w, "built_with", built_with);
+    json_put_int(w, "seed", run->options.seed);
+    json_put_int(w, "num_steps", l->num_steps);
+    json_put_int(w, "micro_batch", run->micro_batch);
+    json_put_string(w, "recipe", recipe);
+    json_put_double(w, "epochs", epochs);
+    json_put_string(w, "data_fingerprint", hex64(hex, run->state.fingerprint));
+    json_put_int(w, "parameters", run->table.parameters);
+    json_put_int(w, "non_embedding", run->table.non_embedding);
+    json_put_double(w, "flops_per_token", l->flops_per_token);
+    json_put_double(w, "attention_flops_per_token", l->attention_flops);
+    json_put_double(w, "peak_flops_per_s", l->peak_flops); // of all ranks; 0: not known
+    json_begin_object(w, "config");
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(&run->config, i, w);
+    json_end(w);
+    options_put(&run->options, w, "options");
+    logger_end_line(l);
+    free(device);
 }
 
 // Tells where a run resumes, and what of its options is not as the checkpoint records it, a line each; with

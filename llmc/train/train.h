@@ -413,19 +413,8 @@ static inline void training_log_start(Training* t) {
     const bool works =
         !run_resumed(run) || run->state.step < run->last_step || t->val_sequences || run->options.eval_every;
     char* recipe = recipe_text(&run->options, &run->config, &t->data);
-    const LogRun line = {.step = run->state.step,
-                         .config = &run->config,
-                         .options = &run->options,
-                         .table = &run->table,
-                         .version = CODE_VERSION,
-                         .built_with = t->trainer->built_with,
-                         .device = run->device,
-                         .ranks = t->world->size,
-                         .micro_batch = run->micro_batch,
-                         .data = run->state.fingerprint,
-                         .recipe = recipe,
-                         .epochs = recipe_epochs(&run->options, &t->data)};
-    if (works) logger_run(&t->logger, &line);
+    if (works)
+        run_log(run, &t->logger, t->trainer->built_with, recipe, recipe_epochs(&run->options, &t->data));
     free(recipe);
     if (run_resumed(run)) run_log_resume(run, &t->logger, works);
     if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))
