@@ -1,6 +1,6 @@
 """
-Training beside the paper's own code: the picture, tables and paragraphs of STUDY.md, all from paper_code.json (Linux's
-C files), paper_code_python.json (Python packages) and paper_code_repeats.json (the study's corpus).
+Training beside the paper's own code: the picture, tables and paragraphs of STUDY.md, all from paper/c_files.json (Linux's
+C files), paper/python_packages.json and paper/repeats.json (the study's corpus).
 
 The first has of each model the losses of some steps of both programs, and of each span of steps the largest and the mean
 difference of their losses over every step, for fox-pro also the largest one of two runs of this program. The second has
@@ -17,15 +17,15 @@ REPEATS = "two_runs_of_this_program"
 
 
 def load():
-    return read_json(HERE / "paper_code.json")
+    return read_json(HERE / "paper/c_files.json")
 
 
 def load_python():
-    return read_json(HERE / "paper_code_python.json")
+    return read_json(HERE / "paper/python_packages.json")
 
 
 def load_repeats():
-    return read_json(HERE / "paper_code_repeats.json")
+    return read_json(HERE / "paper/repeats.json")
 
 
 def spans(run):
@@ -44,7 +44,7 @@ def facts(data):
 
 
 def largest(run, measure, after=0):
-    """The largest difference of a run of paper_code_python.json, of all spans behind a step."""
+    """The largest difference of a run of paper/python_packages.json, of all spans behind a step."""
     return max(found[1] for span, found in run[measure].items() if int(span.split("-")[0]) > after)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
-dev/pictures/study/*.svg, from dev/study/results.jsonl and paper_code*.json alone:
+dev/pictures/study/*.svg, from dev/study/results.jsonl and paper/*.json alone:
 
     dev/study/report.py [--add FOLDER] [--results FILE] [--page STUDY.md] [--pictures FOLDER | --no-pictures]
 
