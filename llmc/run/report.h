@@ -32,7 +32,7 @@ static inline void run_check_warmup(const Options* o) {
 static inline void run_check_cooldown(const Run* run) {
     const Options* o = &run->options;
     const int64_t begin = o->max_tokens - o->cooldown_tokens;
-    if (run->branched && o->lr_schedule == SCHEDULE_WSD && run->state.tokens > begin)
+    if (run->branched && options_cools_down(o) && run->state.tokens > begin)
         warn("--resume-from %s: at %s, in a cool-down from %lld on: its learning rate falls at once; lower "
              "--cooldown-tokens to %lld",
              o->resume_from, counted(run->state.tokens, "token").text, (long long)begin,
@@ -154,8 +154,10 @@ static inline void run_print_plan(const Run* run) {
     printf("training           %15lld %s: %s, peak learning rate %g, %s of warm-up\n",
            (long long)o->max_tokens, plural(o->max_tokens, "token").text,
            counted(run->num_steps, "step").text, o->lr, counted(o->warmup_tokens, "token").text);
-    if (o->lr_schedule == SCHEDULE_WSD)
-        printf("schedule           %15s: linear to %g of the peak over the last %s\n", "wsd", o->lr_end,
+    if (options_cools_down(o))
+        printf("schedule           %15s: %s to %g of the peak over the last %s\n",
+               option_schedule_names[o->lr_schedule],
+               o->lr_schedule == SCHEDULE_WSD ? "linear" : "as 1 - sqrt", o->lr_end,
                counted(o->cooldown_tokens, "token").text);
     else if (o->lr_schedule != SCHEDULE_COSINE || o->lr_end != 0)
         printf("schedule           %15s to %g of the peak\n", option_schedule_names[o->lr_schedule],

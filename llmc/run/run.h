@@ -232,7 +232,7 @@ static inline void resume_branch(Run* run, const char* from) {
 // Dies where a branch begins inside a cool-down: its learning rate would rise again.
 static inline void resume_check_branch(const Run* run) {
     const Options* before = &run->before;
-    if (!run->branched || before->lr_schedule != SCHEDULE_WSD) return;
+    if (!run->branched || !options_cools_down(before)) return;
     if (run->state.tokens > before->max_tokens - before->cooldown_tokens)
         die("--resume-from %s: lies in the cool-down of its run, which began at %s; take a checkpoint before "
             "that",

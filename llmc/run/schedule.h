@@ -6,7 +6,8 @@ follow the same curve: linear warm-up from 0 to --lr over --warmup-tokens, then 
     cosine      F + (1 - F) (1 + cos(pi p)) / 2     the paper's (arXiv 2503.02130) with F = 0, the default
     linear      1 - (1 - F) p
     constant    1
-    wsd         1, and over the last --cooldown-tokens linear to F
+    wsd         1, and over the last --cooldown-tokens 1 - (1 - F) q, with q rising from 0 to 1
+    wsd-sqrt    the same, 1 - (1 - F) sqrt(q)           the official code's cool-down beside wsd's
 
 Called by train.h and report.h.
 */
@@ -17,12 +18,12 @@ Called by train.h and report.h.
 
 // Dies where the options of the schedule contradict one another. They are complete.
 static inline void schedule_check(const Options* o) {
-    const bool wsd = o->lr_schedule == SCHEDULE_WSD;
-    if (!wsd && o->cooldown_tokens != OPTION_UNSET)
-        die("--cooldown-tokens: only --lr-schedule wsd has a cool-down");
+    const bool cools_down = options_cools_down(o);
+    if (!cools_down && o->cooldown_tokens != OPTION_UNSET)
+        die("--cooldown-tokens: only --lr-schedule wsd and wsd-sqrt have a cool-down");
     if (o->lr_schedule == SCHEDULE_CONSTANT && o->lr_end != 0)
         die("--lr-end: the learning rate of --lr-schedule constant does not fall");
-    if (wsd && o->cooldown_tokens > o->max_tokens - o->warmup_tokens)
+    if (cools_down && o->cooldown_tokens > o->max_tokens - o->warmup_tokens)
         die("--cooldown-tokens %lld and --warmup-tokens %lld: more than --max-tokens %lld; lower one of them",
             (long long)o->cooldown_tokens, (long long)o->warmup_tokens, (long long)o->max_tokens);
 }
@@ -30,13 +31,14 @@ static inline void schedule_check(const Options* o) {
 // The share of the peak at token x, behind the warm-up.
 static inline double schedule_share(const Options* o, double x) {
     const double max = (double)o->max_tokens, fall = 1 - o->lr_end;
-    const double cooldown = o->lr_schedule == SCHEDULE_WSD ? (double)o->cooldown_tokens : 0;
+    const double cooldown = options_cools_down(o) ? (double)o->cooldown_tokens : 0, begin = max - cooldown;
     const double progress = (x - (double)o->warmup_tokens) / (max - (double)o->warmup_tokens);
     switch ((ScheduleKind)o->lr_schedule) {
     case SCHEDULE_COSINE: return o->lr_end + fall * (0.5 * (1 + cos(3.14159265358979323846 * progress)));
     case SCHEDULE_LINEAR: return 1 - fall * progress;
     case SCHEDULE_CONSTANT: return 1;
-    case SCHEDULE_WSD: return x <= max - cooldown ? 1 : 1 - fall * (x - (max - cooldown)) / cooldown;
+    case SCHEDULE_WSD: return x <= begin ? 1 : 1 - fall * (x - begin) / cooldown;
+    case SCHEDULE_WSD_SQRT: return x <= begin ? 1 : 1 - fall * sqrt((x - begin) / cooldown);
     }
     return 0;
 }

@@ -33,7 +33,9 @@ static void test_kinds(void) {
                 {SCHEDULE_LINEAR, 0.1, {0.5, 1, 0.775, 0.55, 0.325, 0.25}},
                 {SCHEDULE_CONSTANT, 0, {0.5, 1, 1, 1, 1, 1}},
                 {SCHEDULE_WSD, 0, {0.5, 1, 1, 1, 0.75, 0.5}},
-                {SCHEDULE_WSD, 0.2, {0.5, 1, 1, 1, 0.8, 0.6}}};
+                {SCHEDULE_WSD, 0.2, {0.5, 1, 1, 1, 0.8, 0.6}},
+                {SCHEDULE_WSD_SQRT, 0, {0.5, 1, 1, 1, 0.5, 1 - M_SQRT1_2}},
+                {SCHEDULE_WSD_SQRT, 0.2, {0.5, 1, 1, 1, 0.6, 1 - 0.8 * M_SQRT1_2}}};
     static const int64_t tokens[] = {100, 200, 350, 500, 650, 700};
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         Options o;
@@ -43,7 +45,7 @@ static void test_kinds(void) {
         o.max_tokens = 800;
         o.lr_schedule = rows[r].kind;
         o.lr_end = rows[r].end;
-        if (rows[r].kind == SCHEDULE_WSD) o.cooldown_tokens = 200;
+        if (options_cools_down(&o)) o.cooldown_tokens = 200;
         schedule_check(&o);
         for (int i = 0; i < 6; i++) {
             double rate = schedule_lr(&o, tokens[i], 0), want = 2 * rows[r].rates[i];
@@ -61,8 +63,10 @@ static void test_refused(void) {
     o.max_tokens = 800;
     o.lr_end = 0;
     o.cooldown_tokens = 100;
-    CHECK_DIES("--cooldown-tokens: only --lr-schedule wsd has a cool-down", schedule_check(&o));
+    CHECK_DIES("--cooldown-tokens: only --lr-schedule wsd and wsd-sqrt have a cool-down", schedule_check(&o));
     o.lr_schedule = SCHEDULE_WSD;
+    schedule_check(&o);
+    o.lr_schedule = SCHEDULE_WSD_SQRT;
     schedule_check(&o);
     o.cooldown_tokens = 601;
     CHECK_DIES("--cooldown-tokens 601 and --warmup-tokens 200: more than --max-tokens 800; lower one of them",

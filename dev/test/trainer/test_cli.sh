@@ -183,9 +183,9 @@ train|train: not an option
 --keep -1|--keep -1: not a whole number
 --seed 1e19|--seed 1e19: not a whole number
 --top-p 1.1|--top-p 1.1: not a number from 0 to 1
---lr-schedule step|--lr-schedule step: not one of cosine|linear|constant|wsd
+--lr-schedule step|--lr-schedule step: not one of cosine|linear|constant|wsd|wsd-sqrt
 --lr-end 1.1|--lr-end 1.1: not a number from 0 to 1
-$tiny $batches --data @/text.bin --cooldown-tokens 64|--cooldown-tokens: only --lr-schedule wsd has a cool-down
+$tiny $batches --data @/text.bin --cooldown-tokens 64|--cooldown-tokens: only --lr-schedule wsd and wsd-sqrt have a cool-down
 $tiny $batches --data @/text.bin --lr-schedule wsd --cooldown-tokens 1153|--cooldown-tokens 1153 and --warmup-tokens 128: more than --max-tokens 1280; lower one of them
 $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: the learning rate of --lr-schedule constant does not fall
 --recompute cheap|--recompute cheap: not one of none|fused|qkv|block
@@ -534,12 +534,15 @@ schedule() {
 
 schedules() {
     schedule "0.5 1 1 1 0.875 0.625 " --lr-schedule wsd --cooldown-tokens 128 --lr-end 0.5
+    schedule "0.5 1 1 1 0.75 0.56699 " --lr-schedule wsd-sqrt --cooldown-tokens 128 --lr-end 0.5
     schedule "0.5 0.9 0.7 0.5 0.3 0.1 " --lr-schedule linear
     schedule "0.5 0.91 0.73 0.55 0.37 0.19 " --lr-schedule linear --lr-end 0.1
     schedule "0.5 1 1 1 1 1 " --lr-schedule constant
     schedule "0.5 0.98287 0.85572 0.65 0.44428 0.31713 " --lr-end 0.3 # cosine
     check "--dry-run of wsd" run $tiny $batches --lr-schedule wsd --dry-run
     said "schedule                       wsd: linear to 0 of the peak over the last 256 tokens"
+    check "--dry-run of wsd-sqrt" run $tiny $batches --lr-schedule wsd-sqrt --dry-run
+    said "schedule                  wsd-sqrt: as 1 - sqrt to 0 of the peak over the last 256 tokens"
 }
 
 odd_options() {

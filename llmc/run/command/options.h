@@ -24,7 +24,8 @@ A number or choice that was not given is OPTION_UNSET until the recipe, or the p
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
 #define SCHEDULE_CHOICES(X)                                                                                  \
     X(SCHEDULE_COSINE, "cosine")                                                                             \
-    X(SCHEDULE_LINEAR, "linear") X(SCHEDULE_CONSTANT, "constant") X(SCHEDULE_WSD, "wsd")
+    X(SCHEDULE_LINEAR, "linear")                                                                             \
+    X(SCHEDULE_CONSTANT, "constant") X(SCHEDULE_WSD, "wsd") X(SCHEDULE_WSD_SQRT, "wsd-sqrt")
 
 #define CHOICE_VALUE(value, name) value,
 #define CHOICE_NAME(value, name)  name,
@@ -107,12 +108,12 @@ ROW(COUNT, warmup_tokens, TRAINS, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share " \
     "of it]") \
 ROW(CHOICE, lr_schedule, TRAINS, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
-    "learning rate after the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens " \
-    "[cosine]") \
+    "learning rate after the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens; " \
+    "wsd-sqrt: then as 1 - sqrt [cosine]") \
 ROW(REAL, lr_end, TRAINS, "lr-end", "F", OPTION_UNSET, 0, 1, \
     "learning rate at the end, as a share of the peak; not of constant [the recipe's]") \
 ROW(COUNT, cooldown_tokens, TRAINS, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
-    "with wsd: tokens at the end over which the learning rate falls [a fifth of --max-tokens]") \
+    "with wsd and wsd-sqrt: tokens at the end over which the learning rate falls [a fifth of --max-tokens]") \
 ROW(REAL, weight_decay, TRAINS, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
 ROW(REAL, beta1, TRAINS, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
@@ -295,6 +296,11 @@ static inline int64_t options_val_tokens(const Options* o) {
     return tokens < least ? least : tokens;
 }
 
+// Does the schedule end with a cool-down?
+static inline bool options_cools_down(const Options* o) {
+    return o->lr_schedule == SCHEDULE_WSD || o->lr_schedule == SCHEDULE_WSD_SQRT;
+}
+
 // Fills what is unset from a recipe. A training shorter than the recipe's is warmed up for the same
 // share of its tokens; a longer one for the recipe's tokens, as in the paper.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
@@ -307,8 +313,7 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
         o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
     if (o->lr_end == OPTION_UNSET) o->lr_end = o->lr_schedule == SCHEDULE_CONSTANT ? 0 : r->lr_end;
-    if (o->cooldown_tokens == OPTION_UNSET && o->lr_schedule == SCHEDULE_WSD)
-        o->cooldown_tokens = o->max_tokens / 5;
+    if (o->cooldown_tokens == OPTION_UNSET && options_cools_down(o)) o->cooldown_tokens = o->max_tokens / 5;
     if (o->val_tokens == OPTION_UNSET) o->val_tokens = options_val_tokens(o);
 }
 
@@ -469,7 +474,7 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }
     if (!options_give(given, offsetof(Options, lr_schedule))) return true;
-    if (o->lr_schedule != SCHEDULE_WSD && !options_give(given, offsetof(Options, cooldown_tokens)))
+    if (!options_cools_down(o) && !options_give(given, offsetof(Options, cooldown_tokens)))
         o->cooldown_tokens = OPTION_UNSET;
     if (o->lr_schedule == SCHEDULE_CONSTANT && !options_give(given, offsetof(Options, lr_end))) o->lr_end = 0;
     return true;
