@@ -189,7 +189,8 @@ test-all: ## the same with all builds and long campaigns, and PyTorch: what .ci/
 # former in double and with sanitizers, the latter as compiled for use, and sets TEST_ALL: test_ranks.sh then also runs in
 # double and with sanitizers and strikes several times as many runs, test_faults.sh takes more calls,
 # test_fuzz.sh ten times as many inputs, and test_smoke.sh runs make torture, make fuzz and dev/identical.sh.
-TRAINER_TESTS := test_cache test_cpu test_documents test_engine test_fixtures test_layers test_maps test_model
+LINKED_TESTS  := test_cache test_documents test_engine test_fixtures test_layers test_maps test_model
+TRAINER_TESTS := test_cpu $(LINKED_TESTS)
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 LONGEST_TESTS := $(addprefix dev/test/,trainer/test_ranks.sh scripts/test_smoke.sh trainer/test_resume.sh trainer/test_cli.sh)
 SHELL_TESTS   := $(LONGEST_TESTS) $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh $(LONGEST_TESTS), \
@@ -204,6 +205,14 @@ vpath %.c dev/test/llmc dev/test/model dev/test/cpu dev/test/tokens dev/test/tra
 
 build/test:
 	mkdir -p $@
+
+# The tests that include train_fox.c are links to one program
+define LINKS
+$(LINKED_TESTS:%=build/test/%_$1): build/test/trainer_tests_$1
+	$$(Q)ln -f $$< $$@
+$(LINKED_TESTS:%=run/build/test/%_$1): build/test/trainer_tests_$1
+endef
+$(foreach build,float double sanitized,$(eval $(call LINKS,$(build))))
 
 build/test/%_float: %.c $(TEST_HEADERS)
 	$(SAY)

@@ -13,10 +13,10 @@ Built in float and in double. The documents one by one are sequences of a model 
     PICK(5e-4, 1e-9) // the largest errors measured: below 1e-4, 1.5e-10; and of gates behind walls as below
 
 static char test_case[256]; // names the failed check
-static double limit;        // of its errors
+static double error_limit;  // of its errors
 
 // Losses [B,T] of a forward pass, and the gradients of sum(losses) / mean_over, added to grads.
-static void run_pass(const char* name, const int32_t* inputs, const int32_t* targets, int64_t B, int64_t T,
+static void run_once(const char* name, const int32_t* inputs, const int32_t* targets, int64_t B, int64_t T,
                      int64_t mean_over, real* losses, double* grads) {
     Model model = variant_model(name, B, T);
     model_forward(&model, inputs);
@@ -40,7 +40,7 @@ static void compare_gradients(const ParamTable* table, const double* packed, con
         }
         // a tensor that matters to nothing, such as queries' where every document has one token
         const double error = sqrt(difference / (norm > 1e-6 * whole ? norm : whole));
-        CHECK(error <= limit, "%s: %s is off by %.2e", test_case, p->name, error);
+        CHECK(error <= error_limit, "%s: %s is off by %.2e", test_case, p->name, error);
     }
 }
 
@@ -60,19 +60,19 @@ static void check_packed(const char* name, const char* ends, int32_t end, const 
            *alone = (double*)xcalloc((size_t)model.table.count, sizeof *alone);
     for (int64_t i = 0; i < B * T; i++) inputs[i] = inputs[i] == end ? end - 1 : inputs[i];
     for (int64_t i = 1; i < B * T; i += 3) targets[i] = TARGET_NONE;
-    limit = LIMIT;
+    error_limit = LIMIT;
     for (const int64_t* wall = walls; *wall < B * T; wall++) {
         inputs[*wall] = end;
         // a step of cum_logf, a double, grows with the walls before; five of them were measured
-        if (config_has_gate(&model.config)) limit -= 10 * WALL_LOGF * DBL_EPSILON;
+        if (config_has_gate(&model.config)) error_limit -= 10 * WALL_LOGF * DBL_EPSILON;
     }
-    run_pass(packed_name, inputs, targets, B, T, B * T, packed_losses, packed);
+    run_once(packed_name, inputs, targets, B, T, B * T, packed_losses, packed);
     for (int64_t i = 0, last; i < B * T; i = last) {
         for (last = i + 1; last % T != 0 && inputs[last] != end;) last++;
-        run_pass(alone_name, inputs + i, targets + i, 1, last - i, B * T, losses + i, alone);
+        run_once(alone_name, inputs + i, targets + i, 1, last - i, B * T, losses + i, alone);
     }
-    CHECK(relative_error(packed_losses, losses, B * T) <= limit, "%s: losses are off by %.2e", test_case,
-          relative_error(packed_losses, losses, B * T));
+    CHECK(relative_error(packed_losses, losses, B * T) <= error_limit, "%s: losses are off by %.2e",
+          test_case, relative_error(packed_losses, losses, B * T));
     compare_gradients(&model.table, packed, alone);
     free(inputs), free(targets), free(packed_losses), free(losses), free(packed), free(alone);
     model_free(&model);
@@ -191,7 +191,7 @@ static void check_walls(void) {
     free(starts), free(cum_logf), free(z);
 }
 
-int main(void) {
+static int test_documents(void) {
     omp_set_num_threads(1); // these models are too small for threads to pay
     check_starts();
     check_gate();

@@ -166,7 +166,7 @@ static void check_forks(const char* name) {
 
 // With strong gates of the first `strong` heads: log-probabilities with and without forgetting, and how many pages are
 // left. forgets: pages are given back; else all stay.
-static void check_forgetting(const char* name, int64_t strong, bool forgets) {
+static void check_forgotten_pages(const char* name, int64_t strong, bool forgets) {
     const int64_t T = 900;
     Model model = variant_model(name, 1, 4);
     int64_t L = model.config.num_hidden_layers, heads = L * config_key_heads(&model.config);
@@ -272,7 +272,7 @@ static void check_lengths(void) {
 }
 
 // With a window of W tokens, pages that have left it are given back, and no bit changes.
-static void check_window(const char* name, int64_t W) {
+static void check_cached_window(const char* name, int64_t W) {
     const int64_t T = 700;
     Model model = variant_model(name, 1, 4);
     int64_t heads = model.config.num_hidden_layers * config_key_heads(&model.config),
@@ -376,7 +376,7 @@ static void check_norm_limit(int kind, bool rope) {
     CHECK(fabs(scaled - (rope ? 1.5 : 1) * limit) <= 1e-12 * scaled, "U %g is not scaled by YaRN", scaled);
 }
 
-int main(void) {
+static int test_cache(void) {
     for (int i = 0; i < 8; i++) check_norm_limit(i % 4, i / 4);
     omp_set_num_threads(1); // the models are too small for threads to pay
     double worst = 0;
@@ -390,18 +390,18 @@ int main(void) {
     check_forks("fox-pro");
     check_forks("transformer-llama");
     check_forks("fox-pro num_heads=4 num_kv_heads=2");
-    check_forgetting("fox-pro hidden_size=32", 1, true);
-    check_forgetting("fox-pro hidden_size=32 use_rope=true", 1, true);
-    check_forgetting("fox-pro hidden_size=32 use_rope=true rope_scaling=yarn:8:64", 1, true);
-    check_forgetting("fox-pro hidden_size=32 qk_norm=false", 1, false);
+    check_forgotten_pages("fox-pro hidden_size=32", 1, true);
+    check_forgotten_pages("fox-pro hidden_size=32 use_rope=true", 1, true);
+    check_forgotten_pages("fox-pro hidden_size=32 use_rope=true rope_scaling=yarn:8:64", 1, true);
+    check_forgotten_pages("fox-pro hidden_size=32 qk_norm=false", 1, false);
     // a page goes when all heads that read it have forgotten it
-    check_forgetting("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 2, true);
-    check_forgetting("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 1, false);
-    check_window("transformer-swa", 64);
-    check_window("transformer-swa window_size=1", 1);
-    check_window("transformer-llama window_size=129", 129);
-    check_window("transformer-llama window_size=129 num_heads=6 num_kv_heads=3", 129);
-    check_window("fox-pro window_size=200 log_pruning_tolerance=null", 200);
+    check_forgotten_pages("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 2, true);
+    check_forgotten_pages("fox-pro hidden_size=64 num_heads=4 num_kv_heads=2", 1, false);
+    check_cached_window("transformer-swa", 64);
+    check_cached_window("transformer-swa window_size=1", 1);
+    check_cached_window("transformer-llama window_size=129", 129);
+    check_cached_window("transformer-llama window_size=129 num_heads=6 num_kv_heads=3", 129);
+    check_cached_window("fox-pro window_size=200 log_pruning_tolerance=null", 200);
     omp_set_num_threads(2);
     check_lengths();
     return test_report();

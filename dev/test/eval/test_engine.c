@@ -345,7 +345,7 @@ static void check_reused(const char* name) {
 
 // A window: a sequence many times as long runs in the pages that the window and a pass touch, with the same
 // bits.
-static void check_window(void) {
+static void check_shared_window(void) {
     enum { T = 2000, ROWS = 100 };
     Model model = variant_model("transformer-swa num_heads=1", 1, 4);
     int64_t L = model.config.num_hidden_layers, window = model.config.window_size;
@@ -460,7 +460,7 @@ static void check_memory(const char* name) {
     model_free(&model);
 }
 
-int main(void) {
+static int test_engine(void) {
     watched.size = 1, watched.watching = true;
     watch_init_lock(&watched.watch);
     omp_set_num_threads(1); // the models are too small for threads to pay
@@ -478,7 +478,7 @@ int main(void) {
     check_reused("fox-pro num_heads=1 use_rope=true");
     check_reused("transformer-swa");
     check_reused("hgrn2");
-    check_window();
+    check_shared_window();
     check_not_finite();
     check_memory("fox-pro");
     check_memory("mamba2 state_size=6");

@@ -178,7 +178,7 @@ static double check_maps(const char* name, int64_t T, real gate) {
     return shares;
 }
 
-int main(void) {
+static int test_maps(void) {
     omp_set_num_threads(2);
     check_maps("fox-pro", 37, 4);
     check_maps("fox-pro", 700, -1);

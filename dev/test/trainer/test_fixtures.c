@@ -15,11 +15,11 @@ small as rounding errors, in about one element of a million.
 #include "../check.h"
 
 #ifdef REAL_IS_DOUBLE
-#define LIMIT(float32_error) 1e-9 // the worst measured is 2e-14
-#define MEAN_LIMIT           1.0
+#define FIXTURE_LIMIT(float32_error) 1e-9 // the worst measured is 2e-14
+#define MEAN_LIMIT                   1.0
 #else
-#define LIMIT(float32_error) (4 * (float32_error))
-#define MEAN_LIMIT           0.5 // of LIMIT: 2 times float32_error; the worst measured is 0.29
+#define FIXTURE_LIMIT(float32_error) (4 * (float32_error))
+#define MEAN_LIMIT                   0.5 // of FIXTURE_LIMIT: 2 times float32_error; the worst measured is 0.29
 #endif
 
 static const double LR = 1e-3, MAX_NORM = 1;
@@ -48,7 +48,7 @@ static double* fixture_values(const Fixture* f, const char* prefix, const char* 
 // The limit of a tensor's relative error.
 static double fixture_limit(const Fixture* f, const char* full_name) {
     double *float32_error = fixture_values(f, "float32_error.", full_name),
-           limit = LIMIT(float32_error ? *float32_error : 1e-6);
+           limit = FIXTURE_LIMIT(float32_error ? *float32_error : 1e-6);
     free(float32_error);
     return limit;
 }
@@ -147,7 +147,7 @@ static void check_fixture(const char* folder) {
             }
         }
         if (!losses) break;
-        double limit = LIMIT(1e-6); // the worst measured: 2.9e-7 in float, 7e-16 in double
+        double limit = FIXTURE_LIMIT(1e-6); // the worst measured: 2.9e-7 in float, 7e-16 in double
         CHECK(fabs(loss / losses[step] - 1) <= limit, "%s: loss of step %d is %.12g", f.folder, step, loss);
         if (step == 3) break;
         CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: gradient norm of step %d is %.12g", f.folder, step,
@@ -173,7 +173,7 @@ static void check_fixture(const char* folder) {
     safetensors_close(&f.expected);
 }
 
-int main(void) {
+static int test_fixtures(void) {
     glob_t found;
     if (glob("dev/test/fixtures/model/*", 0, NULL, &found) != 0)
         die("no fixtures in dev/test/fixtures/model");

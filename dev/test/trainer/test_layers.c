@@ -121,7 +121,7 @@ static void check_reset(int64_t reset) {
 
 // After 8000 tokens with gates of e^-20 cum_logf is -1.6e5, where a float has a resolution of 1/64. A gate of
 // e^-1000 separates the last tokens: their outputs must be those of the same tokens as a separate sequence.
-static void check_long(void) {
+static void check_long_attention(void) {
     const int64_t T = 8192, tail = 64;
     Attention a = new_attention(1, T), b = new_attention(1, tail);
     int64_t from = token_at(&a, T - tail), rest = b.n;
@@ -226,12 +226,12 @@ static void check_adamw(void) {
     free(w), free(m), free(v);
 }
 
-int main(void) {
+static int test_layers(void) {
     check_gates();
     check_reset(1);
     check_reset(TILE);
     check_reset(TILE + 70);
-    check_long();
+    check_long_attention();
     check_classifier();
     check_global_norm();
     check_adamw();

@@ -127,7 +127,7 @@ static void check_accumulation(const char* name, int64_t T) {
 }
 
 // Activation memory is linear in T, and a long sequence has finite loss and gradients.
-static void check_memory(void) {
+static void check_linear_memory(void) {
     Config c = variant_config("fox-pro hidden_size=4");
     ParamTable table = params_build(&c);
     int64_t bytes[3];
@@ -294,7 +294,7 @@ static void check_recurrent_weights(const char* name) {
     model_free(&model);
 }
 
-int main(void) {
+static int test_model(void) {
     check_threads(wide);
     check_threads("fox-pro hidden_size=78 num_heads=6 num_kv_heads=2");
     check_threads("deltanet hidden_size=78 num_heads=3");
@@ -313,7 +313,7 @@ int main(void) {
     check_accumulation("hgrn2 use_lower_bound=true", 70);
     check_accumulation("mamba2 state_size=6", 70);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
-    check_memory();
+    check_linear_memory();
     check_grouped("fox-pro hidden_size=24 num_heads=6 num_kv_heads=2", 150);
     check_grouped("fox-pro hidden_size=24 num_heads=6 num_kv_heads=1 qk_norm_share_param_across_head=true",
                   9);
