@@ -1082,7 +1082,7 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
 static void print_plan(const Run* run) {
     GpuPlan plan;
     Model* model = model_plan(&plan, run);
-    plan_print_gpu(&plan);
+    plan_print(&plan);
     params_free(&model->table);
     free(model);
 }

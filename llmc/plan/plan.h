@@ -1,7 +1,7 @@
 /*
 The plan of a training on a GPU, as --dry-run prints it, for the GPU of this machine or the one of --gpu and
 --gpu-memory: what each level of recomputation needs, the largest micro-batches, hours and GPU-hours. The GPU
-trainer plans with its own tables, plan_fit and plan_print_gpu. The CPU trainer calls plan_print_cpu, which
+trainer plans with its own tables, plan_fit and plan_print. The CPU trainer calls plan_print_cpu, which
 estimates for --gpu, and else prints the CPU trainer's own memory.
 */
 #pragma once
@@ -55,6 +55,7 @@ typedef struct {
     int64_t besides;     // bytes that everything but activations needs
     int64_t room;        // bytes for activations, where the GPU's memory is known
     int recompute;       // the level that plan_fit has chosen
+    bool estimated;      // by the CPU trainer: activations by a formula, and no cache
     // Bytes of activations of a pass over [B,T] tokens, of T of a sequence on this rank
     int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
     const void* model;
@@ -246,20 +247,24 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
                duration_text(text, seconds[RATE_INITIAL]), tokens[RATE_INITIAL]);
 }
 
-enum { PLAN_ACTIVATIONS = 2 }; // of plan_print's rows
-
-// Prints the whole plan: `rows` of memory, of which that of activations gets its bytes here.
-static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows) {
-    const int64_t wanted = p->run->options.recompute;
-    const int fitting = plan_recompute(p);
-    const Recompute level = fitting >= 0             ? (Recompute)fitting
+// Prints the whole plan, after plan_fit.
+static inline void plan_print(const GpuPlan* p) {
+    const Run* run = p->run;
+    const int64_t wanted = run->options.recompute;
+    const Recompute level = p->recompute >= 0        ? (Recompute)p->recompute
                             : wanted == OPTION_UNSET ? RECOMPUTE_BLOCK
                                                      : (Recompute)wanted;
-    rows[PLAN_ACTIVATIONS].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
-    run_print_memory(rows, num_rows);
-    plan_print_levels(p, level, fitting >= 0);
-    plan_print_time(p->run, p->gpu.known, level);
-    run_print_plan(p->run);
+    const MemoryRow rows[] = {
+        {"weights, gradients", plan_weights_bytes(run, true)},
+        {"masters, moments", gpu_shard_bytes(&run->shard)},
+        {p->estimated ? "activations, about" : "activations", plan_pass_bytes(p, run->micro_batch, level)},
+        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
+        {"driver, exchange", gpu_overhead_bytes(&run->shard)},
+        {"samples, requests", p->cache_bytes}};
+    run_print_memory(rows, (int)(sizeof rows / sizeof rows[0]) - p->estimated);
+    plan_print_levels(p, level, p->recompute >= 0);
+    plan_print_time(run, p->gpu.known, level);
+    run_print_plan(run);
 }
 
 // The line on device and implementation of a run that computes losses, after plan_fit. attention: by what kernels; NULL:
@@ -280,18 +285,6 @@ static inline void plan_describe(char* text, size_t size, const GpuPlan* p, cons
              gradients ? "gradients by " : "", gradients ? gradients : "", gradients ? ", " : "", held);
 }
 
-// By the GPU trainer, after plan_fit.
-static inline void plan_print_gpu(const GpuPlan* p) {
-    const Run* run = p->run;
-    MemoryRow rows[] = {{"weights, gradients", plan_weights_bytes(run, true)},
-                        {"masters, moments", gpu_shard_bytes(&run->shard)},
-                        {"activations", 0},
-                        {"samples, requests", p->cache_bytes},
-                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
-                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
-    plan_print(p, rows, sizeof rows / sizeof rows[0]);
-}
-
 // ----------------------------------------------------------------------------
 // by the CPU trainer
 
@@ -304,8 +297,11 @@ static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.
 static inline void plan_print_estimate(const Run* run) {
-    GpuPlan p = {
-        .run = run, .gpu = plan_gpu_given(&run->options), .pass_bytes = plan_estimated_bytes, .model = run};
+    GpuPlan p = {.run = run,
+                 .gpu = plan_gpu_given(&run->options),
+                 .estimated = true,
+                 .pass_bytes = plan_estimated_bytes,
+                 .model = run};
     if (p.gpu.memory == 0) die("--mfu: of which GPU? give --gpu NAME");
     if (run->config.mixer != MIXER_ATTENTION)
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
@@ -315,17 +311,9 @@ static inline void plan_print_estimate(const Run* run) {
     const int64_t dh = config_head_size(&run->config);
     if (dh != 64 && dh != 128)
         die("--gpu: attention on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);
-    plan_check_fp8(run, &p.gpu);
-    MemoryRow rows[] = {{"weights, gradients", plan_weights_bytes(run, true)},
-                        {"masters, moments", gpu_shard_bytes(&run->shard)},
-                        {"activations, about", 0},
-                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
-                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
-    const int num_rows = sizeof rows / sizeof rows[0];
-    for (int i = 0; i < num_rows; i++) p.besides += rows[i].bytes;
-    p.besides += GPU_SPARE_BYTES;
-    p.room = p.gpu.memory - p.besides;
-    plan_print(&p, rows, num_rows);
+    p.free_bytes = p.gpu.memory;
+    plan_fit(&p);
+    plan_print(&p);
     if (run->options.sample_every > 0 || run->eval_tokens > 0)
         printf("without the cache of --sample-every and --eval-requests, which ./train_foxcu --dry-run plans "
                "too\n");
