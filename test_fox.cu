@@ -325,6 +325,7 @@ static void test_quick(void) {
     check_fixture("fox-pro-dh128");
     for (const char* spec : RECURRENT_MODELS) check_variant(spec, 1, 67);
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
+    check_variant("fox-pro tie_word_embeddings=true hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
     check_variant("fox-pro num_heads=4 num_kv_heads=2 hidden_size=256 intermediate_size=72", 2, 67);
     check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);

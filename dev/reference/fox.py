@@ -186,7 +186,6 @@ class Fox(nn.Module):
     def __init__(self, config):
         super().__init__()
         c = SimpleNamespace(**config)
-        assert not c.tie_word_embeddings
         assert c.hidden_act == "swish" and c.ogate_act == "sigmoid"
         assert c.fgate_type in ("full", "bias_only", "fixed", "none")
         self.config = config
@@ -195,6 +194,8 @@ class Fox(nn.Module):
             layers=nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers)),
             norm=RMSNorm(c.hidden_size, c.norm_eps)))
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.tie_word_embeddings:
+            self.lm_head.weight = self.model.embeddings.weight
         with torch.no_grad():
             for name, p in self.named_parameters():
                 if p.dim() == 2:
@@ -220,6 +221,12 @@ def parameter_groups(model, weight_decay):
                  weight_decay=weight_decay if decayed else 0.0) for decayed in (True, False)]
 
 
+def tensors(model):
+    """{name: tensor} of a checkpoint: a tied lm_head is none of its own."""
+    return {name: x for name, x in model.state_dict().items()
+            if name != "lm_head.weight" or not model.config.get("tie_word_embeddings")}
+
+
 def save(model, folder):
     """Writes config.json and model.safetensors (float32)."""
     c, folder = model.config, Path(folder)
@@ -229,7 +236,7 @@ def save(model, folder):
                 model_type=("transformer" if plain else "forgetting_transformer") + "-project_fox")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**head, **c}, indent=2) + "\n")
-    save_file({key: x.float().numpy() for key, x in model.state_dict().items()}, folder / "model.safetensors")
+    save_file({key: x.float().numpy() for key, x in tensors(model).items()}, folder / "model.safetensors")
 
 
 def load(folder, dtype=torch.float64):
@@ -237,6 +244,7 @@ def load(folder, dtype=torch.float64):
     stored = json.loads((Path(folder) / "config.json").read_text())
     model = Fox({key: stored.get(key, default) for key, default in DEFAULTS.items()}).to(dtype)
     weights = load_file(Path(folder) / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.embeddings.weight"])
     model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
     return model
 

@@ -49,6 +49,7 @@ LLAMA_WITH = {
     "window": dict(window_size=5),
     "window-whole": dict(window_size=64),  # longer than the sequence
     "grouped": dict(num_heads=4, num_kv_heads=2),
+    "tied": dict(tie_word_embeddings=True),
 }
 PRO_WITH = {
     "rope": dict(use_rope=True),
@@ -63,6 +64,7 @@ PRO_WITH = {
     "window": dict(window_size=7),
     "window-whole": dict(window_size=64),
     "grouped": dict(num_heads=4, num_kv_heads=2),
+    "tied": dict(tie_word_embeddings=True),
 }
 
 
@@ -168,7 +170,7 @@ def train(model, tokens, targets):
             p.grad *= min(1, 1 / norms[-1])  # not clip_grad_norm_: it adds 1e-6 to the norm
         optimizer.step()
     losses.append(run(model, tokens, targets)["loss"].mean())
-    weights = {f"step{STEPS}.{name}": w for name, w in model.state_dict().items()}
+    weights = {f"step{STEPS}.{name}": w for name, w in fox.tensors(model).items()}
     return dict(losses=torch.stack(losses), grad_norms=torch.stack(norms), **weights)
 
 

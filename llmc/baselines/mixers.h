@@ -10,6 +10,7 @@ class and presets in llmc/config/config.h (dev/README.md, "A mixer").
 #include "deltanet/params.h"
 #include "hgrn2/params.h"
 #include "mamba2/params.h"
+#include "../model/shapes.h"
 
 static const MixerInfo* const mixer_infos[] = {
     &attention_info, // MIXER_ATTENTION
@@ -30,6 +31,13 @@ static inline void params_begin_bucket(ParamTable* t, int64_t align) {
     t->buckets[t->num_buckets++] = t->count;
 }
 
+// lm_head is the embedding's row. Its GEMMs on the GPU read and write matmul_padded(V) rows, of which those behind the
+// embedding stay 0.
+static inline void params_tie_lm_head(ParamTable* t, const Config* c) {
+    t->index[P_LM_HEAD] = t->index[P_EMBEDDINGS];
+    t->count += (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
+}
+
 // Builds the table of a checked config, laid out for a number of ranks; free with params_free.
 static inline ParamTable params_build_for(const Config* c, int ranks) {
     int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
@@ -45,6 +53,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
 
     params_begin_bucket(&t, align);
     params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
+    if (c->tie_word_embeddings) params_tie_lm_head(&t, c);
     if (mixer->add_outside) mixer->add_outside(&t, c);
     for (int64_t l = 0; l < L; l++) {
         params_begin_bucket(&t, align);
@@ -57,11 +66,11 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     }
     params_begin_bucket(&t, align);
     params_add_norm(&t, P_NORM, -1, mixer->final_norm, d, c->norm_eps);
-    params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
+    if (!c->tie_word_embeddings) params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
     params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
     t.num_buckets--;
     for (int r = 0; mixer->init && r < t.num_rows; r++) mixer->init(&t.rows[r], c);
-    t.non_embedding = t.parameters - V * d;
+    t.non_embedding = t.parameters - (c->tie_word_embeddings ? 0 : V * d);
     return t;
 }
 

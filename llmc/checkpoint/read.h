@@ -169,7 +169,8 @@ static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTen
     bool head = strcmp(want->name, "lm_head.weight") == 0;
     if (!have)
         return fail(err, "%s: tensor '%s' is missing%s", where, want->name,
-                    head ? "; a head tied to the embedding is not supported" : "");
+                    head ? "; a head tied to the embedding needs tie_word_embeddings true in config.json"
+                         : "");
     if (have->ndim != want->ndim ||
         memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0)
         return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,

@@ -56,9 +56,10 @@ typedef struct {
     double time_step_min, time_step_max, time_step_floor; // range of the initial time steps
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
     PruningRule pruning_rule;     // not a key of the paper's code: in the file only if it is PRUNING_ACP
-    bool document_reset;  // nor is this: no token sees anything before its document; in the file only if on
-    int64_t bos_token_id; // -1 is null
-    int64_t eos_token_id; // end of text: what a document starts with; -1 is null, read as V - 1
+    bool document_reset; // nor is this: no token sees anything before its document; in the file only if on
+    bool tie_word_embeddings; // lm_head is the embedding
+    int64_t bos_token_id;     // -1 is null
+    int64_t eos_token_id;     // end of text: what a document starts with; -1 is null, read as V - 1
 } Config;
 
 #define QK_NORM_EPS 1e-5
@@ -191,7 +192,7 @@ static const ConfigKey config_keys[] = {
     NULLABLE(KEY_REAL, log_pruning_tolerance, -1e4, 0, NAN)
     CHOICE(KEY_TEXT, "pruning_rule", pruning_rule, "ours", "acp") // PruningRule
     BOOL(document_reset)
-    FIXED(KEY_WORD, "tie_word_embeddings", "false")
+    BOOL(tie_word_embeddings)
     NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)
     NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
 #undef OF
@@ -209,7 +210,7 @@ static const ConfigKey config_keys[] = {
 #define ENDS                                                                                                 \
     NUMBER(KEY_REAL, initializer_range, 0, 10)                                                               \
     BOOL(document_reset)                                                                                     \
-    FIXED(KEY_WORD, "tie_word_embeddings", "false")                                                          \
+    BOOL(tie_word_embeddings)                                                          \
     NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)                                                    \
     NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
 

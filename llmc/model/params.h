@@ -34,7 +34,7 @@ enum {
     P_GATE_PROJ,           // [2I, d]  rows 0..I-1 the SiLU gate, then up
     P_DOWN_PROJ,           // [d, I]
     P_NORM,                // [d]
-    P_LM_HEAD,             // [V, d]
+    P_LM_HEAD,             // [V, d]   no row of its own where it is tied to the embedding
     NUM_SHARED_KINDS = 16, // room for those of every model
     MIXER_KINDS = 16,      // room for a mixer's own
     NUM_PARAM_KINDS = NUM_SHARED_KINDS + MIXER_KINDS * NUM_MIXERS
@@ -80,7 +80,7 @@ typedef struct {
     const char* layers;    // prefix of names in layer l: LAYERS.l.
     int64_t count;         // elements of the flat buffer, with padding
     int64_t parameters;    // without padding
-    int64_t non_embedding; // all but the input embedding; lm_head counts
+    int64_t non_embedding; // all but the input embedding; lm_head counts, tied or not
     int64_t fp32_count;    // elements of the tensors that GPU kernels read in fp32
     int* index;            // [L * NUM_PARAM_KINDS]: row of a kind in a layer, -1 where the model has none
     int num_buckets;       // L + 2: embedding, layers, final norm and lm_head

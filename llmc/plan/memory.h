@@ -10,8 +10,9 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 #include "../sequence/split.h"
 
 // Elements of the flat buffers of weights and gradients. Padding follows the last tensor, lm_head: its GEMMs read and
-// write Vs >= V rows.
+// write Vs >= V rows. Where it is tied to the embedding, the table has that padding.
 static inline int64_t gpu_weights_count(const Config* c, const ParamTable* table) {
+    if (c->tie_word_embeddings) return table->count;
     return table->count + (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 

@@ -26,7 +26,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 # What Llama computes. A key that config.json leaves out has this value.
 LLAMA = dict(model_type="transformer-project_fox", use_rope=True, fgate_type="none", qk_norm=False,
              use_output_norm=False, use_output_gate=False, use_k_shift=False, use_v_shift=False,
-             hidden_act="swish", window_size=None, document_reset=False, tie_word_embeddings=False)
+             hidden_act="swish", window_size=None, document_reset=False)
 
 
 def read_json(path):
@@ -74,7 +74,8 @@ def llama_config(config, length, dtype):
         num_attention_heads=config["num_heads"], num_key_value_heads=config["num_kv_heads"],
         head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu",
         **rotations(config, length), rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
-        attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
+        attention_bias=False, mlp_bias=False,
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
         bos_token_id=config.get("bos_token_id"), eos_token_id=config.get("eos_token_id"), torch_dtype=dtype)
 
 
@@ -83,8 +84,9 @@ def layout(config):
     V, d, I = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
     kd = d // config["num_heads"] * config["num_kv_heads"]
     names = {"model.embeddings.weight": ([V, d], ["model.embed_tokens.weight"]),
-             "model.norm.weight": ([d], ["model.norm.weight"]),
-             "lm_head.weight": ([V, d], ["lm_head.weight"])}
+             "model.norm.weight": ([d], ["model.norm.weight"])}
+    if not config.get("tie_word_embeddings"):
+        names["lm_head.weight"] = [V, d], ["lm_head.weight"]
     layer = {"attn_norm": ([d], ["input_layernorm"]), "mlp_norm": ([d], ["post_attention_layernorm"]),
              "mlp.gate_proj": ([2 * I, d], ["mlp.gate_proj", "mlp.up_proj"]),
              "mlp.down_proj": ([d, I], ["mlp.down_proj"]),

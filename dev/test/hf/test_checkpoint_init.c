@@ -190,7 +190,8 @@ static void test_wrong_tensors(void) {
     write_shard(path, 1, rows, SAFETENSORS_F32, "embeddings"); // the right number of tensors
     CHECK_FAILS("model.safetensors: tensor 'model.embeddings.weight' is missing", shards_load(4));
     write_shard(path, 0, rows - 1, SAFETENSORS_F32, NULL);
-    CHECK_FAILS("'lm_head.weight' is missing; a head tied to the embedding is not supported", shards_load(4));
+    CHECK_FAILS("'lm_head.weight' is missing; a head tied to the embedding needs tie_word_embeddings",
+                shards_load(4));
     edit(path, "\"shape\":[11,64]", "\"shape\":[704]  ");
     CHECK_FAILS("'model.embeddings.weight' has shape [704], but [11, 64] fits the config", shards_load(4));
     remove(path);

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
             "use_k_shift", "use_v_shift", "window_size", "num_kv_heads", "fgate_type", "fgate_bias_init", "decay_time_min",
-            "decay_time_max", "use_lower_bound")
+            "decay_time_max", "use_lower_bound", "tie_word_embeddings")
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -401,10 +401,11 @@ def dump(folder, work):
 @torch.no_grad()
 def check_llama(checkpoint, work, tokens, expected):
     """What to_llama.py writes is a LlamaForCausalLM with the trainer's logits."""
-    export = [sys.executable, ROOT / "scripts/hf/to_llama.py", checkpoint, work / "llama"]
+    out = work / f"llama-{checkpoint.parent.name}"
+    export = [sys.executable, ROOT / "scripts/hf/to_llama.py", checkpoint, out]
     subprocess.run(export, check=True)
     model, info = AutoModelForCausalLM.from_pretrained(
-        work / "llama", torch_dtype=torch.float32, output_loading_info=True)
+        out, torch_dtype=torch.float32, output_loading_info=True)
     assert type(model) is transformers.LlamaForCausalLM and model.config.max_position_embeddings == 128
     assert not info["missing_keys"] and not info["unexpected_keys"], f"to_llama.py: {info}"
     worst = check_below(1e-4, "to_llama.py", {"logits": error(model(tokens).logits, expected)})
@@ -461,7 +462,7 @@ def check_trained(name, work):
                                        pad_token_id=256)[0, 1:].tolist()
             text_here = bytes(t for t in generated if t != 256)
             assert text.startswith(text_here), f"greedy text: {text_here} here, {text} by the trainer"
-    if name in ("transformer-llama", "transformer-llama-grouped"):
+    if name in ("transformer-llama", "transformer-llama-grouped", "transformer-llama-tied"):
         return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
     check_not_llama(checkpoint, work)
     if name == "mamba2" and transformers.__version__ >= "5":

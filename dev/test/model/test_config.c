@@ -249,6 +249,31 @@ static void check_params(void) {
 // ----------------------------------------------------------------------------
 // keys of config.json
 
+// A tied lm_head is the embedding's row, with room behind it for the rows that GEMMs pad it to.
+static void check_tied(void) {
+    static const char* const presets[] = {"fox-pro-nano", "hgrn2-nano", "mamba2-nano"};
+    for (int i = 0; i < 3; i++) {
+        Config c = preset(presets[i]);
+        c.vocab_size = 65;
+        ParamTable plain = params_build_for(&c, 2);
+        c.tie_word_embeddings = true;
+        ParamTable tied = params_build_for(&c, 2);
+        const Param* embeddings = params_find(&tied, P_EMBEDDINGS, 0);
+        CHECK(params_find(&tied, P_LM_HEAD, 0) == embeddings &&
+                  params_find(&plain, P_LM_HEAD, 0) != embeddings,
+              "%s: the head's row", presets[i]);
+        CHECK(embeddings[1].offset >= embeddings->offset + 128 * c.hidden_size, "%s: no padding", presets[i]);
+        CHECK(tied.num_rows == plain.num_rows - 1 && tied.num_buckets == plain.num_buckets &&
+                  tied.parameters == plain.parameters - 65 * c.hidden_size &&
+                  tied.non_embedding == plain.non_embedding,
+              "%s: %lld parameters, %lld of them multiply", presets[i], (long long)tied.parameters,
+              (long long)tied.non_embedding);
+        CHECK(embeddings->init == INIT_NORMAL && embeddings->decays, "%s: the embedding's start", presets[i]);
+        params_free(&plain);
+        params_free(&tied);
+    }
+}
+
 // fox-pro-nano with fgate_bias_init, without which decay times have no effect
 static Config base_config(void) {
     Config c = preset("fox-pro-nano");
@@ -293,7 +318,7 @@ static const KeyTest keys[] = {
     {"log_pruning_tolerance", "-5.5", "1 0.1 -10001 nan"},
     {"pruning_rule", "acp", "ACP ~ null 1 true"},
     {"document_reset", "true", "1 null yes"},
-    {"tie_word_embeddings", "false", "true 0"},
+    {"tie_word_embeddings", "true", "1 0 null"},
     {"bos_token_id", "7", "-1 16777216 1.5"},
     {"eos_token_id", "null", "-1 16777216"},
 };
@@ -301,7 +326,7 @@ static const KeyTest keys[] = {
 
 #define ENDS                                                                                                 \
     {"initializer_range", "0.01", "11"}, {"document_reset", "true", "1 null yes"},                           \
-        {"tie_word_embeddings", "false", "true"}, {"bos_token_id", "7", "-1"}, {                             \
+        {"tie_word_embeddings", "true", "1"}, {"bos_token_id", "7", "-1"}, {                                 \
         "eos_token_id", "null", "-1"                                                                         \
     }
 
@@ -554,7 +579,7 @@ static void check_files(void) {
         {"\"norm_eps\": \"1e-6\"", "norm_eps"},
         {"\"fgate_type\": true", "fgate_type"},
         {"\"hidden_act\": \"gelu\"", "hidden_act"},
-        {"\"tie_word_embeddings\": true", "tie_word_embeddings"},
+        {"\"tie_word_embeddings\": 1", "tie_word_embeddings"},
         {"\"eos_token_id\": 10", "eos_token_id"},
         {"\"decay_time_min\": null, \"decay_time_max\": null", NULL},
         {"\"rope_base\": 1e400", "config.json"},
@@ -598,6 +623,7 @@ int main(void) {
     check_presets();
     check_window();
     check_params();
+    check_tied();
     check_keys();
     check_initialization();
     check_recurrent_keys();

@@ -104,6 +104,17 @@ biases() {
     same_weights bias2 bias.stopped
 }
 
+# The embedding's gradient, with that of a tied lm_head, is complete only at the end of the backward pass.
+tied() {
+    for ranks in 1 2; do
+        check "tied embeddings" train $ranks tied$ranks --set tie_word_embeddings=true
+    done
+    near 2e-3 tied1 tied2
+    check "stop" train 2 tied.stopped --set tie_word_embeddings=true --max-steps 7
+    check "go on" resume 2 tied.stopped
+    same_weights tied2 tied.stopped
+}
+
 # --fp8: scales are those of all ranks' batches, so after the same weights the same on any number of ranks.
 in_fp8() {
     local ranks wide="--fp8 --set intermediate_size=80"
@@ -321,7 +332,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases in_fp8 resumed failures shared shared_chunks shared_groups shared_evaluated
+parts="same_losses evaluated biases tied in_fp8 resumed failures shared shared_chunks shared_groups shared_evaluated
     shared_resumed shared_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report

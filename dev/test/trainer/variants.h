@@ -50,6 +50,11 @@ static const Variant variants[] = {
     {"fox-llama num_heads=4 num_kv_heads=2 use_k_shift=true window_size=100", 2, 300},
     {"transformer-llama num_heads=6 num_kv_heads=3", 2, 7},
 
+    {"fox-pro tie_word_embeddings=true", 2, 7},
+    {"transformer-llama tie_word_embeddings=true", 3, 9},
+    {"hgrn2 tie_word_embeddings=true use_lower_bound=true", 2, 9},
+    {"mamba2 tie_word_embeddings=true state_size=6", 2, 9},
+
     {"fox-pro mlp=none", 2, 7},
     {"fox-llama mlp=none num_hidden_layers=1", 2, 7},
 
@@ -146,8 +151,9 @@ static void variant_weights(Model* model) {
             switch (p->init) {
             case INIT_NORMAL:
             case INIT_UNIFORM:
-                w = (p->kind == P_EMBEDDINGS || p->ndim == 1 ? 1
-                                                             : 1.2 / sqrt((double)(p->count / p->shape[0]))) *
+                w = ((p->kind == P_EMBEDDINGS && !model->config.tie_word_embeddings) || p->ndim == 1
+                         ? 1
+                         : 1.2 / sqrt((double)(p->count / p->shape[0]))) *
                     noise;
                 break;
             case INIT_ZERO: w = p->kind == P_HGRN2_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;

@@ -120,8 +120,6 @@ class ForgettingTransformerConfig(PretrainedConfig):
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads={num_kv_heads!r} does not divide num_heads {num_heads}")
-        if tie_word_embeddings:
-            raise ValueError("tie_word_embeddings=True is not supported")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
         if rope_parameters:  # afterwards: transformers 5 would look for a max_position_embeddings
             self.rope_parameters = dict(rope_parameters, rope_theta=rope_base)
@@ -559,6 +557,7 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
 
 class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, GenerationMixin):
     model_class = ForgettingTransformerModel
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # with tie_word_embeddings
 
     def __init__(self, config):
         super().__init__(config)

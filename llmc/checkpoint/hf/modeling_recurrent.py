@@ -49,8 +49,6 @@ class RecurrentConfig(PretrainedConfig):
             setattr(self, key, keys.pop(key, value))
             if key in (only or {}) and getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {value!r}")
-        if tie_word_embeddings:
-            raise ValueError("tie_word_embeddings=True is not supported")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **keys)
 
     def check_heads(self, channels, head_size):
@@ -401,8 +399,9 @@ class Mamba2Model(Recurrent, ForgettingTransformerModel):
 class Mamba2ForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
     config_class, model_class = Mamba2Config, Mamba2Model
     base_model_prefix = "backbone"
+    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}
 
     def _init_weights(self, module):
-        if module is self.lm_head:
+        if module is self.lm_head and not self.config.tie_word_embeddings:
             uniform(module, module.in_features**-0.5)
         super()._init_weights(module)
