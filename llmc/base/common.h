@@ -285,6 +285,14 @@ static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot write: %s", path, strerror(why));
 }
 
+// Writes a text file through to the disk.
+static inline bool write_text_file(const char* path, const char* text, Error* err) {
+    FILE* f = fopen(path, "wb");
+    if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+    fputs(text, f); // flush_and_close reports errors
+    return flush_and_close(f, path, err);
+}
+
 // Writes a file through to the disk, closes it and renames it from temporary to path. On error removes it.
 static inline bool close_and_rename(FILE* f, const char* temporary, const char* path, Error* err) {
     bool ok = flush_and_close(f, temporary, err);

@@ -120,10 +120,7 @@ static inline bool shard_tokenizer_write(const char* prefix, const char* split, 
                                          Error* err) {
     char temporary[PATH_LENGTH];
     shard_tokenizer_temporary(temporary, prefix, split);
-    FILE* f = fopen(temporary, "wb");
-    if (!f) return fail(err, "%s: cannot create: %s", temporary, strerror(errno));
-    fputs(text, f); // flush_and_close reports errors
-    if (flush_and_close(f, temporary, err)) return true;
+    if (write_text_file(temporary, text, err)) return true;
     unlink(temporary);
     return false;
 }

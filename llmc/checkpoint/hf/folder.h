@@ -37,14 +37,10 @@ static const char hf_modeling_recurrent[] =
 #include "../../../build/modeling_recurrent.h"
     ;
 
-// Writes a text file through to the disk.
 static inline bool hf_write_text(const char* folder, const char* name, const char* text, Error* err) {
     char path[PATH_LENGTH];
     path_join(path, folder, name);
-    FILE* f = fopen(path, "wb");
-    if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-    fputs(text, f); // flush_and_close reports errors
-    return flush_and_close(f, path, err);
+    return write_text_file(path, text, err);
 }
 
 static inline bool hf_write_generation(const char* folder, const Config* c, Error* err) {
