@@ -177,7 +177,7 @@ def make_configs(folder):
         "tied": {"tie_word_embeddings": True},
         "windowed": {"window_size": -1},
         "grouped": {"num_kv_heads": 3},
-        "other_model": {"model_type": "llama"},
+        "other_model": {"model_type": "gpt2"},
         "other_width": {"hidden_size": 32},
         "other_mlp": {"intermediate_size": 32},
         "other_switch": {"use_k_shift": False},

@@ -70,7 +70,7 @@ static inline bool checkpoint_serve_file(const char* folder, int file, const Che
     char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
     CheckpointPiece p = checkpoint_pieces(&s.file, part);
     while (connected && ok && checkpoint_next_piece(&p)) {
-        ok = checkpoint_read_piece(checkpoint_source_find(&s, &p), &p, buffer, err);
+        ok = checkpoint_read_piece(&s, &p, buffer, err);
         connected = ok && world_send(world, rank, buffer, p.bytes);
     }
     free(buffer);

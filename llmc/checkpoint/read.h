@@ -5,6 +5,8 @@ of the files and reading a rank's ranges.
     checkpoint_verify, checkpoint_verify_init    a share of the blocks of a folder's files
     checkpoint_read_file                         a rank's ranges of one file into its buffers
 
+A folder of a LlamaForCausalLM has other names (llama.h), and some of our tensors in two parts.
+
 All names, shapes, types and file sizes are checked before anything is written to the caller's buffers.
 Reading converts from any floating-point type, and refuses what training would spread from: a number that
 is not finite, a negative second moment.
@@ -14,6 +16,7 @@ Called by load.h on every rank that sees the folder.
 #pragma once
 
 #include "format.h"
+#include "llama.h"
 #include "record.h"
 
 // ----------------------------------------------------------------------------
@@ -182,14 +185,47 @@ static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTen
     return true;
 }
 
-// Fails if the files hold a tensor that is not in f. To ignore it would be to load a model other than the one
+// A folder's weights or moments, open for reading.
+typedef struct {
+    SafetensorsSet set;
+    CheckpointFile file;
+    bool llama; // the names are Llama's
+} CheckpointSource;
+
+// A tensor of the folder, as the table wants it.
+typedef struct {
+    char name[96];
+    SafeTensor tensor;
+} CheckpointWanted;
+
+static inline int checkpoint_source_parts(const CheckpointSource* s, int tensor) {
+    return s->llama ? llama_parts(s->file.tensors[tensor].name) : 1;
+}
+
+// Part `part` of a tensor of the table. The name is valid while `want` is.
+static inline void checkpoint_source_want(const CheckpointSource* s, int tensor, int part,
+                                          CheckpointWanted* want) {
+    want->tensor = s->file.tensors[tensor];
+    snprintf(want->name, sizeof want->name, "%s", want->tensor.name);
+    if (s->llama) llama_name(want->name, want->tensor.name, part);
+    want->tensor.name = want->name;
+    want->tensor.shape[0] /= checkpoint_source_parts(s, tensor);
+}
+
+// Fails if the files hold a tensor that is not in the table. To ignore it would be to load a model other than the one
 // that was trained.
-static inline bool checkpoint_check_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
+static inline bool checkpoint_check_extra(const CheckpointSource* s, Error* err) {
+    const SafetensorsSet* set = &s->set;
     for (int file = 0; file < set->count; file++) {
         for (int k = 0; k < set->files[file].count; k++) {
             const SafeTensor* have = &set->files[file].tensors[k];
-            bool known = false;
-            for (int i = 0; !known && i < f->count; i++) known = strcmp(f->tensors[i].name, have->name) == 0;
+            bool known = s->llama && llama_is_table(have->name);
+            for (int i = 0; !known && i < s->file.count; i++)
+                for (int part = 0; !known && part < checkpoint_source_parts(s, i); part++) {
+                    CheckpointWanted want;
+                    checkpoint_source_want(s, i, part, &want);
+                    known = strcmp(want.name, have->name) == 0;
+                }
             if (!known)
                 return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
                             have->path, have->name);
@@ -197,12 +233,6 @@ static inline bool checkpoint_check_extra(const CheckpointFile* f, const Safeten
     }
     return true;
 }
-
-// A folder's weights or moments, open for reading.
-typedef struct {
-    SafetensorsSet set;
-    CheckpointFile file;
-} CheckpointSource;
 
 // May be called on one that is zero or already closed.
 static inline void checkpoint_source_close(CheckpointSource* s) {
@@ -217,27 +247,41 @@ static inline bool checkpoint_source_open(CheckpointSource* s, const char* folde
     memset(s, 0, sizeof *s);
     if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
     s->file = checkpoint_file(table, file, element_bytes);
+    s->llama = safetensors_set_find(&s->set, LLAMA_EMBEDDINGS) != NULL;
     bool ok = true;
-    for (int i = 0; ok && i < s->file.count; i++) {
-        const SafeTensor* have = safetensors_set_find(&s->set, s->file.tensors[i].name);
-        ok = (!have && s->file.origins[i].row->optional) ||
-             checkpoint_check_tensor(&s->file.tensors[i], have, s->set.path, err);
-    }
-    ok = ok && checkpoint_check_extra(&s->file, &s->set, err);
+    for (int i = 0; ok && i < s->file.count; i++)
+        for (int part = 0; ok && part < checkpoint_source_parts(s, i); part++) {
+            CheckpointWanted want;
+            checkpoint_source_want(s, i, part, &want);
+            const SafeTensor* have = safetensors_set_find(&s->set, want.name);
+            ok = (!have && s->file.origins[i].row->optional) ||
+                 checkpoint_check_tensor(&want.tensor, have, s->set.path, err);
+        }
+    ok = ok && checkpoint_check_extra(s, err);
     if (!ok) checkpoint_source_close(s);
     return ok;
 }
 
-// The tensor of a piece; NULL: an optional one that the folder lacks.
-static inline const SafeTensor* checkpoint_source_find(const CheckpointSource* s, const CheckpointPiece* p) {
-    return safetensors_set_find(&s->set, s->file.tensors[p->tensor].name);
+// Part `part` of a table's tensor in the folder; NULL: an optional one that it lacks.
+static inline const SafeTensor* checkpoint_source_find(const CheckpointSource* s, int tensor, int part) {
+    CheckpointWanted want;
+    checkpoint_source_want(s, tensor, part, &want);
+    return safetensors_set_find(&s->set, want.name);
 }
 
-// Reads a piece into `to`, zeros where `from` is NULL.
-static inline bool checkpoint_read_piece(const SafeTensor* from, const CheckpointPiece* p, void* to,
+// Reads a piece into `to`, zeros of a tensor that the folder lacks.
+static inline bool checkpoint_read_piece(const CheckpointSource* s, const CheckpointPiece* p, void* to,
                                          Error* err) {
-    if (from) return safetensors_read_range(from, p->first, p->count, to, p->file->element_bytes, err);
-    memset(to, 0, p->bytes);
+    const int64_t whole = s->file.origins[p->tensor].row->count / checkpoint_source_parts(s, p->tensor);
+    const int size = p->file->element_bytes;
+    for (int64_t done = 0, n; done < p->count; done += n) {
+        const int64_t at = p->first + done, left = whole - at % whole; // left of its part
+        const SafeTensor* from = checkpoint_source_find(s, p->tensor, (int)(at / whole));
+        char* out = (char*)to + done * size;
+        n = p->count - done < left ? p->count - done : left;
+        if (!from) memset(out, 0, (size_t)(n * size));
+        if (from && !safetensors_read_range(from, at % whole, n, out, size, err)) return false;
+    }
     return true;
 }
 
@@ -266,8 +310,8 @@ static inline bool checkpoint_read_file(const char* folder, int file, const Chec
     CheckpointPiece p = checkpoint_pieces(&s.file, part);
     bool ok = true;
     while (ok && checkpoint_next_piece(&p)) {
-        const SafeTensor* from = checkpoint_source_find(&s, &p);
-        ok = checkpoint_read_piece(from, &p, p.data, err) &&
+        const SafeTensor* from = checkpoint_source_find(&s, p.tensor, 0);
+        ok = checkpoint_read_piece(&s, &p, p.data, err) &&
              checkpoint_check_piece(from ? from->path : s.set.path, &p, err);
     }
     checkpoint_source_close(&s);

@@ -170,10 +170,39 @@ static inline bool config_set_rope(Config* c, const char* path, const Json* j, E
     return config_set(c, path, "rope_scaling", text, err);
 }
 
-// Sets one key from its value in a JSON text, if the object has the key.
-static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
-                                   int object, Error* err) {
-    const int node = json_get(j, object, key->name);
+// A LlamaForCausalLM's config.json is read as transformer-llama's: names that differ, and what it may not have.
+static inline const char* config_llama_key(const char* name) {
+    static const char* const names[][2] = {{"num_heads", "num_attention_heads"},
+                                           {"num_kv_heads", "num_key_value_heads"},
+                                           {"norm_eps", "rms_norm_eps"},
+                                           {"rope_base", "rope_theta"}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i][0]) == 0) return names[i][1];
+    return name;
+}
+
+// Keys of another meaning there.
+static inline bool config_differs_in_llama(const char* name) {
+    return strcmp(name, "hidden_act") == 0 || strcmp(name, "max_position_embeddings") == 0;
+}
+
+static inline bool config_check_llama(Config* c, const char* path, const Json* j, Error* err) {
+    static const char* const biases[] = {"attention_bias", "mlp_bias"};
+    const char* act = json_string(j, json_get(j, 0, "hidden_act"));
+    bool bias = false;
+    if (act && strcmp(act, "silu") != 0)
+        return fail(err, "%s: hidden_act '%.32s' is not supported, only silu", path, act);
+    for (int i = 0; i < 2; i++)
+        if (json_bool(j, json_get(j, 0, biases[i]), &bias) && bias)
+            return fail(err, "%s: %s is not supported", path, biases[i]);
+    json_int64(j, json_get(j, 0, "head_dim"), &c->head_dim); // config_check compares it
+    return true;
+}
+
+// Sets one key, called `name` in a JSON text, from its value there, if the object has it.
+static inline bool config_set_named(Config* c, const char* path, const ConfigKey* key, const char* name,
+                                    const Json* j, int object, Error* err) {
+    const int node = json_get(j, object, name);
     char digits[32];
     double number = 0;
     bool boolean = false;
@@ -187,8 +216,12 @@ static inline bool config_set_from(Config* c, const char* path, const ConfigKey*
     else if (json_is_null(j, node))
         value = "null";
     if (value) return config_set(c, path, key->name, value, err);
-    return fail(err, "%s: %s is %s", path, key->name,
-                json_string(j, node) ? "a text" : "an array or an object");
+    return fail(err, "%s: %s is %s", path, name, json_string(j, node) ? "a text" : "an array or an object");
+}
+
+static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
+                                   int object, Error* err) {
+    return config_set_named(c, path, key, key->name, j, object, err);
 }
 
 // Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names the file.
@@ -201,7 +234,7 @@ static inline bool config_restore_initialization(Config* c, const char* path, co
     return config_check(c, path, err);
 }
 
-// Parses the text of a config.json, whose path messages name. Keys that are absent keep the default of the
+// Parses the text of a config.json, whose path messages name; a LlamaForCausalLM's is transformer-llama's. Keys that are absent keep the default of the
 // paper's code; keys that are not ours, of which tools add many, are passed over. On error *c is undefined.
 static inline bool config_parse(Config* c, const char* path, const char* text, size_t bytes, Error* err) {
     Json j;
@@ -209,6 +242,8 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
     *c = config_defaults();
     bool ok = true;
     const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
+    const bool llama = model_type && strcmp(model_type, "llama") == 0;
+    if (llama) model_type = "transformer-project_fox", c->rope_base = 10000; // its default
     int known = 0; // without a model_type, the first
     while (model_type && known < NUM_CLASSES && strcmp(model_type, config_classes[known].model_type) != 0)
         known++;
@@ -220,10 +255,16 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
         if (config_classes[known].plain) c->fgate_type = GATE_NONE, c->use_rope = true;
     }
     static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
-    for (int i = 0; ok && i < 4; i++)
-        if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
-    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++)
-        ok = !config_has_key(c, &config_keys[i]) || config_set_from(c, path, &config_keys[i], &j, 0, err);
+    for (int i = 0; ok && i < 4; i++) {
+        const char* name = llama ? config_llama_key(required[i]) : required[i];
+        if (json_get(&j, 0, name) < 0) ok = fail(err, "%s: %s is missing", path, name);
+    }
+    ok = ok && (!llama || config_check_llama(c, path, &j, err));
+    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {
+        const ConfigKey* key = &config_keys[i];
+        if (!config_has_key(c, key) || (llama && config_differs_in_llama(key->name))) continue;
+        ok = config_set_named(c, path, key, llama ? config_llama_key(key->name) : key->name, &j, 0, err);
+    }
     json_free(&j);
     return ok && config_check(c, path, err);
 }

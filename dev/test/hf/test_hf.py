@@ -411,7 +411,29 @@ def check_llama(checkpoint, work, tokens, expected):
     worst = check_below(1e-4, "to_llama.py", {"logits": error(model(tokens).logits, expected)})
     again = subprocess.run(export, capture_output=True, text=True)
     assert again.returncode == 1 and "exists already" in again.stderr, f"to_llama.py: {again.stderr}"
+    back = dump(out, work)[0]["logits"]
+    assert torch.equal(back, expected), "--init of to_llama.py's folder: other logits"
     return worst
+
+
+@torch.no_grad()
+def check_foreign_llama(work, tied):
+    """A LlamaForCausalLM with grouped heads, in several files: by --init, in training, and out again."""
+    folder = work / f"foreign-{tied}"
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, rope_theta=20000.0, rms_norm_eps=1e-5, initializer_range=0.2,
+        max_position_embeddings=128, bos_token_id=None, eos_token_id=256, tie_word_embeddings=tied))
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert (folder / "model.safetensors.index.json").exists()
+    write_shard(work / "text.bin")
+    dumped, tokens, _ = dump(folder, work)
+    before = check_below(4e-6, "--init", {"logits": error(dumped["logits"], model(tokens).logits)})
+    checkpoint = train(work, folder.name, "--init", folder)
+    after = check_llama(checkpoint, work, tokens, dump(checkpoint, work)[0]["logits"])
+    assert after <= 4e-6, f"trained and out again: {after:.1e}"
+    return f"in {before:.1e}, out {after:.1e}"
 
 
 def check_not_llama(checkpoint, work):
@@ -536,7 +558,7 @@ def check_tokenizer(name, work):
 def main():
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     models = sorted(path.name for path in FIXTURES.iterdir())
-    names = [name for name in [*models, *TOKENIZERS] if word in name]
+    names = [name for name in [*models, "foreign-llama", *TOKENIZERS] if word in name]
     assert names, f"no fixture's name has {word}"
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
@@ -544,6 +566,10 @@ def main():
         for name in names:
             try:
                 check = check_tokenizer if name in TOKENIZERS else check_fixture
+                if name == "foreign-llama":
+                    for tied in False, True:
+                        print(f"{name}, tied {tied}: {check_foreign_llama(Path(work), tied)}", flush=True)
+                    continue
                 checks = [check(name, Path(work))]
                 # -dh, -head: the switches of another fixture, in other sizes
                 if check == check_fixture and "-dh" not in name and "-head" not in name:

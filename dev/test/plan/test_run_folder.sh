@@ -31,12 +31,22 @@ check "nor made" test ! -e "$scratch/nowhere"
 
 # a newest folder without a model is passed over by --init, by the scripts, and by --resume
 dies "$run/step_00000003: config.json: model_type is " python3 scripts/hf/to_llama.py "$run" "$scratch/llama"
-check "a Llama" "$trainer" --model transformer-llama-nano --seq-len 16 --batch-tokens 16 --max-steps 1 $data --out "$scratch/llama_run"
+check "a Llama" "$trainer" --model transformer-llama-nano --set num_kv_heads=1 --seq-len 16 --batch-tokens 16 --max-steps 1 $data --out "$scratch/llama_run"
 limited() { (ulimit -f 1000; "$@"); } # KiB, fewer than the weights
 dies "$scratch/llama: cannot write: File too large" limited python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
 equals "" "$(find "$scratch" -maxdepth 1 -name '*llama*' ! -name llama_run)"
 check "with room" python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
 dies "$scratch/llama: exists already" python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
+# shellcheck disable=SC2086
+for from in llama llama_run; do # the weights come back, under our names
+    check "the tensors of $from" "$trainer" --init "$scratch/$from" --dump "$scratch/$from.dump" $data --seq-len 16 --batch-tokens 16
+done
+check "the same model" cmp "$scratch/llama.dump" "$scratch/llama_run.dump"
+mkdir "$scratch/cut"
+cp "$scratch/llama/config.json" "$scratch/cut"
+sed 's/up_proj/op_proj/' "$scratch/llama/model.safetensors" >"$scratch/cut/model.safetensors"
+# shellcheck disable=SC2086
+dies "tensor 'model.layers.0.mlp.up_proj.weight' is missing" "$trainer" --init "$scratch/cut" --dump "$scratch/cut.dump" $data --seq-len 16 --batch-tokens 16
 cp -r "$run" "$scratch/newest"
 mkdir "$scratch/newest/step_00000030"
 passed_over() {

@@ -93,7 +93,7 @@ gate_unknown config.json: fgate_type=half is none of full, bias_only, fixed, non
 tied model.safetensors: tensor 'lm_head.weight' is not part of the model that the config describes
 windowed config.json: window_size=-1 is not a whole number from 0
 grouped config.json: num_kv_heads 3 does not divide num_heads 2
-other_model config.json: model_type 'llama'
+other_model config.json: model_type 'gpt2'
 other_width model.safetensors: tensor 'model.embeddings.weight' has shape [40, 16], but [40, 32] fits the config
 other_mlp tensor 'model.layers.0.mlp.gate_proj.weight' has shape [48, 16], but [64, 16] fits the config
 other_switch tensor 'model.layers.0.attn.k_proj.weight' is missing
