@@ -4,7 +4,8 @@ cached tokens. Every head remembers all of them, or one head in four does and th
 1,024. Beside it stands what reading the weights and the remembered tokens would take at the bandwidth of a
 device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
 
-    bench_decode [MODEL [n T ONE_IN]]     all cases, or one, in which one head in ONE_IN remembers all
+    bench_decode [MODEL [n T ONE_IN [KVH]]]     all cases, or one, in which one head in ONE_IN remembers all, and
+                                                the model has KVH heads of keys
 */
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/layers/embedding.cuh"
@@ -27,19 +28,22 @@ struct DecodeBench {
     float* weights_fp32;
     int64_t n, T, one_in, held; // one head in so many remembers all; tokens that all heads remember
 
-    DecodeBench(const char* preset, int64_t sequences, int64_t tokens, int64_t heads_to_one)
+    DecodeBench(const char* preset, int64_t sequences, int64_t tokens, int64_t heads_to_one,
+                int64_t num_kv_heads = 0)
         : matmul(), cache(), n(sequences), T(tokens), one_in(heads_to_one), held(0) {
         Error err;
         Recipe recipe;
         config = config_defaults();
         if (!config_preset(&config, &recipe, preset, &err)) die("%s", err.msg);
+        config.num_kv_heads = num_kv_heads;
+        if (!config_check(&config, "bench_decode", &err)) die("%s", err.msg);
         table = params_build(&config);
         int64_t padding = 64 * config.hidden_size; // rows that lm_head's GEMM reads behind it
         weights = random_array<bf16>(table.count + padding, 0.02f);
         weights_fp32 = random_array<float>(table.count, 1);
         matmul_init(&matmul, true, stream);
         CacheModel of = attention_cache_model(&config);
-        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
+        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * config_key_heads(&config);
         CacheSizes sizes = {n, T, n * heads * width, n, n, false};
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
@@ -49,7 +53,8 @@ struct DecodeBench {
         fill(p->k, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
         fill(p->v, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
         if (of.gate)
-            CUDA_CHECK(cudaMemset(p->cum_logf, 0, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
+            CUDA_CHECK(
+                cudaMemset(p->cum_logf, 0, (size_t)(sizes.pages * p->group * PAGE_TOKENS) * sizeof(double)));
         for (int64_t l = 0; l < of.layers; l++) {
             Layer layer = layer_of(l);
             attention_cache_init(&layer, &cache.device);
@@ -157,7 +162,7 @@ struct DecodeBench {
     void run(const char* preset) {
         const CacheModel& m = cache.device.model;
         double read = 2.0 * (double)(table.count - config.vocab_size * config.hidden_size) +
-                      (double)held * (double)(4 * m.dh + (m.gate ? 8 : 0));
+                      (double)held * (double)(4 * m.dh + (m.gate ? 8 * cache.device.pages.group : 0));
         double least = read / copy_rate * 1e6, us = time();
         printf("%s, %2lld x 1 token behind %5lld in 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth\n",
                preset, (long long)n, (long long)T, (long long)one_in, us, 100 * least / us);
@@ -172,8 +177,9 @@ int main(int argc, char** argv) {
     const int64_t cases[][3] = {{1, 1024, 1},  {2, 1024, 1},  {4, 1024, 1},  {8, 1024, 1},
                                 {1, 16384, 1}, {1, 65536, 1}, {4, 16384, 1}, {64, 1024, 1},
                                 {1, 16384, 4}, {1, 65536, 4}, {8, 16384, 4}, {8, 65536, 4}};
-    if (argc == 5) {
-        DecodeBench(argv[1], atoll(argv[2]), atoll(argv[3]), atoll(argv[4])).run(argv[1]);
+    if (argc == 5 || argc == 6) {
+        const int64_t KVH = argc == 6 ? atoll(argv[5]) : 0;
+        DecodeBench(argv[1], atoll(argv[2]), atoll(argv[3]), atoll(argv[4]), KVH).run(argv[1]);
         return EXIT_SUCCESS;
     }
     for (const char* preset : {"fox-pro-125m", "fox-pro-760m"})

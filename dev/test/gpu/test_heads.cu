@@ -421,7 +421,7 @@ int main(int argc, char** argv) {
         test_qkv(2, 1000, 12, 64, 23);
         test_qkv(2, 1000, 12, 64, 55);
         test_qkv(2, 300, 12, 64, 55, 3);
-        test_qkv(1, 300, 24, 128, 23, 4); // q has two thread blocks more than k and v
+        test_qkv(1, 300, 24, 128, 23, 4); // q has more thread blocks than k and v
         test_qkv(2, 300, 6, 64, 15, 6);
         test_rope_angles();
         test_large();
