@@ -144,6 +144,14 @@ typedef struct {
     int m, n;
 } Tile;
 
+// The next loop, n times unrolled. nvcc, which compiles this for tests alone, warns of gcc's pragma.
+#ifdef __CUDACC__
+#define UNROLL(n)
+#else
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL(n)    PRAGMA(GCC unroll n)
+#endif
+
 // tile (+)= a[m,K] b[K,NR], where b is a packed panel, and element k of row i of a is a[i * row + k * step].
 // Inlined so that `step` is a constant.
 __attribute__((always_inline)) static inline void multiply_panels(const Tile* tile, const real* a,
@@ -158,13 +166,13 @@ __attribute__((always_inline)) static inline void multiply_panels(const Tile* ti
         __builtin_prefetch(tile->out + min64(i, last) * tile->stride);
         for (int j = 0; j < NV; j++) sum[i][j] = zero;
     }
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int64_t k = 0; k < K; k++, b += NR)
         for (int i = 0; i < MR; i++)
             for (int j = 0; j < NV; j++) sum[i][j] += rows[i][k * step] * ((const Vector*)b)[j];
     real* out = tile->out;
     if (tile->m == MR && tile->n == NR) {
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int i = 0; i < MR; i++, out += tile->stride)
             for (int j = 0; j < NV; j++) {
                 VectorAnywhere* to = (VectorAnywhere*)out + j;
