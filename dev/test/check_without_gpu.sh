@@ -44,6 +44,8 @@ done <<'END'
 --model fox-pro-760m --fp8
 --model fox-pro-760m --fp8 --ranks 8 --sequence-ranks 4
 --model transformer-llama-360m --fp8 --micro-batch 2
+--model fox-pro-760m --set num_kv_heads=6 --fp8 --recompute qkv
+--model transformer-llama-360m --set num_kv_heads=4 --recompute block
 --model fox-llama-360m
 --model transformer-llama-760m --ranks 2
 --model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv

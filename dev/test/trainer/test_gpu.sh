@@ -260,6 +260,8 @@ requested() {
     requests "$scratch/whole/step_00000020"
     check "a model without QK norm" train llama --set qk_norm=false
     requests "$scratch/llama/step_00000020"
+    check "heads of keys that two heads read" train grouped --set num_kv_heads=1
+    requests "$scratch/grouped/step_00000020"
 }
 
 refused() {
