@@ -16,10 +16,6 @@ train_fox.c and the CPU mixers call these. Each element's sum has one order what
 #endif
 #include "vector.h"
 
-#ifdef __CUDACC__ // GPU tests include the CPU trainer, and nvcc warns of pragmas that gcc alone knows
-#pragma nv_diag_suppress 1675
-#endif
-
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct {
