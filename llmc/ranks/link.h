@@ -286,9 +286,8 @@ static inline bool link_accept(Link* link, double timeout, Error* err) {
 // ----------------------------------------------------------------------------
 // the other ranks
 
-// Connects to one address, in at most 3 s. Returns the socket, which blocks, or -1 and *why.
-static inline int link_dial(const struct addrinfo* to, double deadline, int* why) {
-    double limit = seconds_now() + 3 < deadline ? seconds_now() + 3 : deadline;
+// Connects to one address before the time `limit`. Returns the socket, which blocks, or -1 and *why.
+static inline int link_dial(const struct addrinfo* to, double limit, int* why) {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), failed = 0;
     socklen_t bytes = sizeof failed;
     if (fd < 0) {
@@ -322,11 +321,13 @@ static inline bool link_greet(Link* link, int fd, int channel, double deadline) 
     return true;
 }
 
-// Connects a channel to rank 0: tries every address again and again until the deadline.
+// Connects a channel to rank 0: tries every address again and again until the deadline, each time with more patience: an
+// interface that leads nowhere is not to use up the time of those after it.
 static inline bool link_connect(Link* link, int channel, double timeout, Error* err) {
     double deadline = seconds_now() + timeout;
     const LinkAddress* a = &link->address;
     char port[16], why[256] = "no time was left";
+    double patience = 0.25; // seconds, of 3 at most
     snprintf(port, sizeof port, "%d", a->port);
     do {
         for (int i = 0; i < a->count; i++) {
@@ -337,7 +338,8 @@ static inline bool link_connect(Link* link, int channel, double timeout, Error* 
             int rc = getaddrinfo(a->names[name], port, &hints, &found);
             if (rc != 0) snprintf(why, sizeof why, "%s", gai_strerror(rc));
             for (struct addrinfo* to = rc == 0 ? found : NULL; to; to = to->ai_next) {
-                int fd = link_dial(to, deadline, &failed);
+                const double limit = seconds_now() + patience;
+                int fd = link_dial(to, limit < deadline ? limit : deadline, &failed);
                 if (fd >= 0 && link_greet(link, fd, channel, deadline)) {
                     freeaddrinfo(found);
                     link->reached = name;
@@ -350,6 +352,7 @@ static inline bool link_connect(Link* link, int channel, double timeout, Error* 
             if (rc == 0) freeaddrinfo(found);
         }
         (void)poll(NULL, 0, 50);
+        patience = patience < 1.5 ? 2 * patience : 3;
     } while (seconds_now() < deadline);
     return fail(
         err,
