@@ -14,6 +14,8 @@ once a rank is gone. Exit code 1 makes a launcher end what remains.
 #pragma once
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
 #include "link.h"
 
 typedef enum { WATCH_HEARTBEAT, WATCH_CLAIM, WATCH_GRANT, WATCH_DENY, WATCH_SAID, WATCH_LEAVE } WatchKind;
@@ -36,6 +38,7 @@ typedef struct {
     Link* link;
     double timeout, interval; // seconds; interval: between heartbeats
     const char* advice;       // what to do when a rank has failed; NULL: nothing
+    pid_t launcher;           // mpirun, or its daemon on this host; 0: none that has to be ended
     pthread_t thread;
     pthread_mutex_t lock; // protects what follows
     pthread_cond_t answered;
@@ -43,6 +46,7 @@ typedef struct {
     bool closing;      // all have reached the end: no death is a failure any more
     bool dying;        // a thread of this rank is in die()
     bool ending;       // on rank 0: it is printed why the run ends
+    bool silent;       // a rank has been silent for too long
     double wrote;      // when a rank had come further in writing, or `ending` was set
     WatchMessage mine; // this rank's next message
     int speaker;       // the rank that prints why the run ends, or -1. Ranks above 0 know only of themselves
@@ -72,9 +76,24 @@ static inline void watch_send(Watch* w, int r, WatchKind kind) {
     if (w->fds[r].fd >= 0) (void)send(w->fds[r].fd, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+// After a rank has been silent for too long: mpirun waits for its host, for minutes or for ever. Leaves a process that
+// kills mpirun where it is still there 5 s later. clone, since the handlers of fork may wait for a thread that hangs.
+static inline void watch_end_launcher(const Watch* w) {
+    enum { PIDFD_SEND_SIGNAL = 424, PIDFD_OPEN = 434 }; // system calls that older headers do not name
+    const int launcher = w->launcher > 1 ? (int)syscall(PIDFD_OPEN, w->launcher, 0) : -1;
+    if (launcher < 0 || getppid() != w->launcher || syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L) != 0) return;
+    (void)setsid(); // mpirun kills the groups of its ranks, and waits for the ends of their pipes
+    for (int fd = 0; fd < 4096; fd++)
+        if (fd != launcher) (void)close(fd);
+    if (!link_wait(launcher, POLLIN, seconds_now() + 5))
+        (void)syscall(PIDFD_SEND_SIGNAL, launcher, SIGKILL, 0L, 0);
+    _exit(EXIT_SUCCESS);
+}
+
 // Ends this process and, on rank 0, all others. Rank 0 waits up to 2 s until they have closed their
 // connections: a socket that is closed with unread data may discard what it has sent.
 __attribute__((noreturn)) static inline void watch_leave(Watch* w) {
+    if (w->silent) watch_end_launcher(w);
     double deadline = seconds_now() + 2;
     char unread[256];
     bool tell = w->link->rank == 0;

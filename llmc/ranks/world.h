@@ -290,6 +290,7 @@ static inline void watch_allow(World* w, double seconds) {
 // Starts the watch; from here on die() asks it who may print.
 static inline void world_watch(World* w) {
     watch_start(&w->watch, &w->link, w->timeout, w->advice);
+    w->watch.launcher = w->mpi ? getppid() : 0;
     w->watching = true;
 }
 
