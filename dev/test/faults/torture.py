@@ -81,7 +81,7 @@ class Run(ranks.Run):
     def end(self, strike):
         """Waits until all processes of the run have ended, and returns its exit code."""
         try:
-            self.await_end(time.monotonic() + DEADLINE, False)
+            self.await_end(time.monotonic() + DEADLINE)
             return self.program.wait(DEADLINE)
         except AssertionError as error:
             if not self.mpirun_is_stuck():

@@ -16,9 +16,6 @@ standard library.
                                              iterations later sends the signal to the rank of the number WHOM, or to
                                              mpirun, and prints mpirun's exit code. Fails if a process of the run, on
                                              whatever host of this machine, lives LIMIT seconds after the signal
-    ranks.py cut NAMESPACE DEVICE EVENT SPIN LIMIT COMMAND...
-                                             the same, but sets a network device down, and ends mpirun itself: that notices
-                                             only after minutes that it has lost a host
 """
 
 import array, fnmatch, json, math, os, select, signal, struct, subprocess, sys, time
@@ -146,13 +143,11 @@ class Run:
     def list(folder):
         return os.listdir(folder) if os.path.isdir(folder) else []
 
-    def await_end(self, deadline, only_ranks):
-        """Waits until no process of the run, or no rank, is left. Reads the pipe: a full one would hold mpirun."""
+    def await_end(self, deadline):
+        """Waits until no process of the run is left. Reads the pipe: a full one would hold mpirun."""
         while True:
             left = {}
-            for process, rank in processes(self.mark).items():
-                if only_ranks and rank is None:
-                    continue
+            for process in processes(self.mark):
                 try:
                     left[os.pidfd_open(process)] = process
                 except ProcessLookupError:
@@ -177,15 +172,13 @@ class Run:
         assert len(found) == 1, f"{len(found)} processes of rank {number}"
         return found[0]
 
-    def disturb(self, event, spin, limit, action, only_ranks=False):
+    def disturb(self, event, spin, limit, action):
         try:
             self.await_event(event, time.monotonic() + 60)
             for _ in range(spin):
                 pass
             action(self)
-            self.await_end(time.monotonic() + limit, only_ranks)
-            if only_ranks:
-                self.program.kill()
+            self.await_end(time.monotonic() + limit)
             print(self.program.wait())
         finally:
             for process in processes(self.mark):
@@ -196,11 +189,6 @@ def strike(name, whom, event, spin, limit, command):
     number = getattr(signal, "SIG" + name)
     action = lambda run: os.kill(run.program.pid if whom == "mpirun" else run.rank(int(whom)), number)
     Run(command).disturb(event, spin, limit, action)
-
-
-def cut(namespace, device, event, spin, limit, command):
-    down = ["ip", "-n", namespace, "link", "set", device, "down"]
-    Run(command).disturb(event, spin, limit, lambda run: subprocess.run(down, check=True), only_ranks=True)
 
 
 if __name__ == "__main__":
@@ -217,7 +205,5 @@ if __name__ == "__main__":
         token(args[0], args[1], int(args[2]), int(args[3]))
     elif command == "strike":
         strike(*args[:3], int(args[3]), float(args[4]), args[5:])
-    elif command == "cut":
-        cut(*args[:3], int(args[3]), float(args[4]), args[5:])
     else:
         sys.exit(__doc__)

@@ -7,7 +7,6 @@ by_mpirun=yes
 . dev/test/check.sh
 
 disk=$scratch/disk
-network=fox$$ # network namespaces, if this machine allows them
 shards=$PWD/$scratch/files/shards
 double=build/test/train_fox_double
 sanitized=build/test/train_fox_sanitized
@@ -16,11 +15,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 unset RANK WORLD_SIZE SLURM_PROCID
 
-clean_up() {
-    umount "$disk" 2>/dev/null
-    for host in a b; do ip netns del $network$host 2>/dev/null; done
-}
-trap clean_up EXIT
+trap 'umount "$disk" 2>/dev/null' EXIT
 rm -rf "$scratch"
 mkdir -p "$scratch"
 python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
@@ -466,8 +461,6 @@ interrupted() {
 }
 
 # ----------------------------------------------------------------------------
-# several hosts
-
 # Ranks 1 and 2 have a --out of their own, which stays empty.
 not_shared() {
     local a=$scratch/host_a b=$scratch/host_b program=$PWD/$trainer n
@@ -491,39 +484,6 @@ not_shared() {
     equals "" "$(find "$b" -name 'step_*' -o -name '.tmp-*')"
 }
 
-# Makes two hosts of this machine: namespaces with a network between them. False: this machine does not allow it.
-make_hosts() {
-    ip netns add ${network}a && ip netns add ${network}b &&
-        ip link add ${network}v netns ${network}a type veth peer name ${network}w netns ${network}b &&
-        ip -n ${network}a address add 10.213.77.1/24 dev ${network}v &&
-        ip -n ${network}b address add 10.213.77.2/24 dev ${network}w &&
-        ip -n ${network}a link set ${network}v up && ip -n ${network}b link set ${network}w up &&
-        ip -n ${network}a link set lo up && ip -n ${network}b link set lo up
-} 2>/dev/null
-
-two_hosts() {
-    if ! make_hosts; then skip "two hosts: network namespaces cannot be made here"; return; fi
-    # In place of ssh: runs the command in the namespace of the host
-    local agent=$PWD/$scratch/agent out=$scratch/two_hosts
-    printf '#!/bin/sh\nshift\nexec ip netns exec %sb sh -c "$*"\n' $network >"$agent"
-    chmod +x "$agent"
-    local start="ip netns exec ${network}a mpirun -q --bind-to none --host 10.213.77.1,10.213.77.2 -np 2
-        --mca plm_rsh_agent $agent --mca btl tcp,self --mca btl_tcp_if_include 10.213.77.0/24
-        --mca oob_tcp_if_include 10.213.77.0/24"
-    local all="$start $trainer $model $data --micro-batch 2 --max-tokens $((long * 192)) --timeout 3"
-    check "two hosts" timeout 120 $all --out "$out"
-    same_bytes $long "$out" "$scratch/long_2"
-    for victim in 0 1; do
-        rm -rf "$out"
-        check "kill rank $victim" ranks strike KILL $victim "$out:20" 0 10 $all --out "$out" --save-every 10 # step 10 is complete
-        one_line "rank $victim ("
-    done
-    goes_on 2 "$out"
-    rm -rf "$out"
-    check "cut the network" ranks cut ${network}a ${network}v 20 0 13 $all --out "$out"
-    one_line "has been stopped or is unreachable"
-}
-
 same_numbers
 by_variables
 evaluated
@@ -542,5 +502,4 @@ not_finite
 full_disk
 interrupted
 not_shared
-two_hosts
 report
