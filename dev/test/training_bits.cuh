@@ -90,6 +90,8 @@ static void check_streams(const char* spec) {
 static void test_streams(void) {
     for (const char* spec :
          {"fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "fox-pro num_kv_heads=2 hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 "
+          "num_hidden_layers=3",
           "fox-llama hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
           "fox-llama fgate_type=bias_only document_reset=true mlp=none hidden_size=512 num_heads=8 "
           "vocab_size=257 num_hidden_layers=3",
@@ -112,6 +114,7 @@ static void test_streams(void) {
 static const char* const FP8_MODELS[] = {
     "fox-pro hidden_size=128 intermediate_size=80 vocab_size=257",
     "fox-pro hidden_size=256 intermediate_size=272 vocab_size=257",
+    "fox-pro num_heads=4 num_kv_heads=2 hidden_size=256 intermediate_size=80 vocab_size=257",
     "fox-llama hidden_size=128 intermediate_size=80 vocab_size=257",
     "transformer-llama hidden_size=128 intermediate_size=80 vocab_size=257"};
 

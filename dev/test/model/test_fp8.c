@@ -53,8 +53,9 @@ static Config preset(const char* name) {
 
 // The first N rows of the fused projection are those of q, k, v and the output gate; all weights but those of
 // gates and norms are in FP8.
-static void check_shapes(const char* name, int64_t small) {
-    const Config c = preset(name);
+static void check_shapes(const char* name, int64_t num_kv_heads, int64_t small) {
+    Config c = preset(name);
+    c.num_kv_heads = num_kv_heads; // 0: as many as heads
     ParamTable table = params_build(&c);
     Fp8Shape shapes[FP8_LINEARS];
     fp8_shapes(shapes, &c, &table);
@@ -80,10 +81,11 @@ static void check_shapes(const char* name, int64_t small) {
 }
 
 static void check_model_shapes(void) {
-    check_shapes("fox-pro-760m", 3 * 24);
-    check_shapes("fox-llama-125m", 12);
-    check_shapes("transformer-pro-125m", 24);
-    check_shapes("transformer-llama-360m", 0);
+    check_shapes("fox-pro-760m", 0, 3 * 24);
+    check_shapes("fox-pro-760m", 6, 24 + 2 * 6);
+    check_shapes("fox-llama-125m", 0, 12);
+    check_shapes("transformer-pro-125m", 0, 24);
+    check_shapes("transformer-llama-360m", 4, 0);
     const Config c = preset("fox-pro-760m");
     ParamTable table = params_build(&c);
     CHECK(fp8_weight_bytes(&c, &table) == (int64_t)2 * 24 * 1536 * (5 * 1536 + 3 * 3584), "760m: weights");
