@@ -418,13 +418,18 @@ def check_llama(checkpoint, work, tokens, expected):
 
 @torch.no_grad()
 def check_foreign_llama(work, tied):
-    """A LlamaForCausalLM with grouped heads, in several files: by --init, in training, and out again."""
+    """
+    A LlamaForCausalLM with grouped heads, in several files: by --init, in training, and out again. The tied one also has
+    scaled rotations.
+    """
     folder = work / f"foreign-{tied}"
+    scaled = dict(rope_type="linear", factor=2.0) if tied else None
     torch.manual_seed(1)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=257, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, rope_theta=20000.0, rms_norm_eps=1e-5, initializer_range=0.2,
-        max_position_embeddings=128, bos_token_id=None, eos_token_id=256, tie_word_embeddings=tied))
+        max_position_embeddings=128, bos_token_id=None, eos_token_id=256, tie_word_embeddings=tied,
+        rope_scaling=scaled))
     model.save_pretrained(folder, max_shard_size="100KB")
     assert (folder / "model.safetensors.index.json").exists()
     write_shard(work / "text.bin")
