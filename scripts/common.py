@@ -173,7 +173,7 @@ LOG_MEMBERS = {  # of the events that the scripts read
     "evaluation": {"step": int, "ms": NUMBER},
     "checkpoint": {"step": int},
 }
-LOG_OBJECTS = ("perplexity_by_length", "requests")  # where there are any
+LOG_OBJECTS = ("perplexity_by_length", "requests", "val_loss_of")  # where there are any
 LOG_ITEMS = {"by_position": dict, "pruned_by_layer": MAYBE, "set": str}  # of lists
 POSITION_MEMBERS = {"from": NUMBER, "to": NUMBER, "loss": MAYBE}
 

@@ -331,6 +331,18 @@ def training_table(groups):
     return markdown(titles, [row[1:] for row in sorted(rows)])
 
 
+def part_table(groups):
+    """The held-out loss of each part of --val-data at the end, where it has several."""
+    losses = {name: [run.validations[-1]["val_loss_of"] for run in runs
+                     if run.validation_loss() is not None and "val_loss_of" in run.validations[-1]]
+              for name, runs in groups.items()}
+    parts = sorted({part for of_seeds in losses.values() for of_seed in of_seeds for part in of_seed})
+    cell = lambda of_seeds, part: " ± ".join(spread([of_seed.get(part) for of_seed in of_seeds], 4))
+    rows = [(name, str(len(of_seeds)), *(cell(of_seeds, part).removesuffix(" ± -") for part in parts))
+            for name, of_seeds in losses.items() if of_seeds]
+    return markdown(("held-out loss of", "seeds", *parts), rows) if rows else []
+
+
 def pair_differences(groups):
     """(best group, {other group: differences of held-out losses, a seed each}), of runs of as many tokens."""
     losses = {}
@@ -559,7 +571,7 @@ def report(runs, logs, options):
     if not runs:
         return
     groups, others = group(runs)
-    tables = [training_table(groups)]
+    tables = [table for table in (training_table(groups), part_table(groups)) if table]
     best, pairs = pair_differences(groups)
     if max(map(len, pairs.values()), default=0) > 1:
         tables.append(pair_table(best, pairs))

@@ -66,6 +66,7 @@ def numbers(line):
     """{tag: number} of a line of the log."""
     kind = "train" if line["event"] == "step" else line["event"]
     groups = {kind: line, "perplexity/below": line.get("perplexity_by_length"),
+              "val_loss_of": line.get("val_loss_of"),
               **{f"requests/{k}": v for k, v in (line.get("requests") or {}).items()}}
     values = {f"{group}{'_' if '/' in group else '/'}{k}": float(v)
               for group, members in groups.items() if isinstance(members, dict) for k, v in members.items()

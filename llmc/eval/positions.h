@@ -30,6 +30,8 @@ typedef struct {
     double* window_squares;    // [T] sums over sequences of the squared sum of losses around each position
     double squares[3];         // sums over sequences, of a sequence's loss l and its targets n: l^2, l n, n^2
     DocumentLosses* documents; // also filled; NULL: is not kept
+    const Mixture* parts;      // of the data
+    double part_sums[MIXTURE_PARTS], part_targets[MIXTURE_PARTS]; // losses and targets that count, of each
     double started, first_finished;    // in seconds_now(): of this rank's measurement, and of its first batch
     const volatile sig_atomic_t* stop; // not 0: no further batch is begun; NULL: never
 } Positions;
@@ -75,10 +77,11 @@ static inline bool positions_unmark(const Trainer* trainer, void* losses, int64_
     return *matched || loss != 0;
 }
 
-// Adds losses [sequences, T] of finish_losses, from which it takes the marks: 0 is left where a target does
-// not count. Returns the index of the first one that is not finite; -1: all are finite.
-static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* losses, int64_t sequences) {
-    int64_t not_finite = -1;
+// Adds losses [sequences, T] of finish_losses, of sequences from number `first` on, and takes the marks off them: 0
+// is left where a target does not count. Returns the index of the first one that is not finite; -1: all are finite.
+static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* losses, int64_t first,
+                                    int64_t sequences) {
+    int64_t not_finite = -1, number;
     for (int64_t b = 0; b < sequences; b++) {
         double sum = 0, targets = 0;
         for (int64_t t = 0; t < p->seq_len; t++) {
@@ -94,6 +97,9 @@ static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* 
         p->squares[0] += sum * sum;
         p->squares[1] += sum * targets;
         p->squares[2] += targets * targets;
+        const int part = mixture_part(p->parts, first + b, &number);
+        p->part_sums[part] += sum;
+        p->part_targets[part] += targets;
         positions_add_windows(p, trainer, losses, b * p->seq_len);
     }
     p->sequences += sequences;
@@ -107,6 +113,10 @@ static inline void positions_reduce(Positions* p, World* world) {
     world_sum(world, p->sums, (int)p->seq_len);
     world_sum(world, p->counts, (int)p->seq_len);
     world_sum(world, p->window_squares, (int)p->seq_len);
+    if (p->parts->count > 1) {
+        world_sum(world, p->part_sums, p->parts->count);
+        world_sum(world, p->part_targets, p->parts->count);
+    }
     memcpy(p->squares, totals, sizeof p->squares);
     p->matched = totals[3];
     p->sequences = (int64_t)totals[4];
@@ -188,6 +198,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
     const int64_t most = (share->stride / B + groups - 1) / groups;
     const int64_t in_flight = trainer->steps_in_flight;
     p->started = seconds_now();
+    p->parts = &data->mixture;
     dataloader_seek(data, 0);
     for (int64_t i = 0; i < most + in_flight; i++) {
         watch_progress(run->world); // as often on all ranks, though one may have a batch less
@@ -205,7 +216,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
         if (run->group.rank > 0) continue;
         for (int64_t b = 0; p->documents && b < count; b++) // before positions_add takes the marks off
             documents_add(p->documents, first + b, trainer, losses, b * T);
-        int64_t bad = positions_add(p, trainer, losses, count);
+        int64_t bad = positions_add(p, trainer, losses, first, count);
         if (bad >= 0 && run->mode == RUN_EVAL)
             die("--init %s: the loss of sequence %lld is not finite at position %lld: the weights are too "
                 "large or damaged",

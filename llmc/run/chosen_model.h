@@ -6,6 +6,7 @@ The model that --model, --recipe, --init and --set describe. Called by run.h.
 #include <glob.h>
 #include "../checkpoint/out.h"
 #include "../config/config_file.h"
+#include "../tokens/mixture.h"
 #include "../tokens/shard.h"
 #include "command/options.h"
 
@@ -92,13 +93,15 @@ static inline bool model_sets(const Options* o, const char* key) {
 // opened.
 static inline int64_t model_data_vocabulary(const char* patterns) {
     Error ignored;
-    char pattern[PATH_LENGTH];
+    char pattern[PATH_LENGTH], *colon;
     glob_t files;
     ShardHeader h;
     h.vocab_size = 0;
     if (!patterns) return 0;
     memset(&files, 0, sizeof files);
     snprintf(pattern, sizeof pattern, "%.*s", (int)strcspn(patterns, ","), patterns);
+    mixture_weight(pattern, &colon);
+    if (colon) *colon = '\0';
     if (glob(pattern, 0, NULL, &files) == 0 && !shard_read_header(files.gl_pathv[0], &h, &ignored))
         h.vocab_size = 0;
     globfree(&files);

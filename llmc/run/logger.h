@@ -19,6 +19,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 #include "../base/octaves.h"
 #include "../formats/json.h"
 #include "../model/shapes.h"
+#include "../tokens/mixture.h"
 #include "command/options.h"
 
 #define LOG_LN2 0.69314718055994530942 // nats per bit
@@ -74,7 +75,9 @@ typedef struct {
     bool byte_tokens; // tokens are bytes: also log bits per byte
     bool masked;      // not all targets count: also log the accuracy
     double accuracy;
-    double seconds; // duration of the validation
+    double seconds;       // duration of the validation
+    const Mixture* parts; // whose losses are known, too, where there are several; NULL: none
+    double part_sums[MIXTURE_PARTS], part_targets[MIXTURE_PARTS];
 } LogValidation;
 
 // Adds the losses, in sum, of `tokens` tokens at position t = 0 .. T-1 of their sequences, to a struct that
@@ -336,6 +339,11 @@ static inline void log_validation_put(JsonWriter* w, const LogValidation* v) {
         json_end(w);
     }
     json_end(w);
+    const int parts = v->parts && v->parts->count > 1 ? v->parts->count : 0;
+    if (parts) json_begin_object(w, "val_loss_of");
+    for (int k = 0; k < parts; k++)
+        json_put_double(w, v->parts->parts[k].pattern, v->part_sums[k] / v->part_targets[k]);
+    if (parts) json_end(w);
 }
 
 // Logs the mean loss on held-out tokens after `step` steps; the file also has it by position in the context.
@@ -349,6 +357,9 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     printf("validation loss %s  perplexity %s", log_number(text[0], loss), log_number(text[1], exp(loss)));
     if (v->byte_tokens) printf("  bits per byte %s", log_number(text[2], loss / LOG_LN2));
     if (v->masked && isfinite(v->accuracy)) printf("  accuracy %.2f%%", 100 * v->accuracy);
+    for (int k = 0; v->parts && v->parts->count > 1 && k < v->parts->count; k++)
+        printf("  %s %s", v->parts->parts[k].pattern,
+               log_number(text[0], v->part_sums[k] / v->part_targets[k]));
     printf("\n");
     fflush(stdout);
 }

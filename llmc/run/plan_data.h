@@ -32,7 +32,8 @@ static inline DataOptions data_options(const Config* c, int64_t seq_len) {
     return options;
 }
 
-// Counts the documents of m of the n sequences: all, or those in the middle of m equal parts.
+// Counts the documents of m of the n sequences: all, or those in the middle of m equal parts; of a mixture, whose parts
+// may alternate, one drawn from each of them.
 static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Error* err) {
     bool ok = true;
     const DataOptions* o = &data->loader.options;
@@ -40,7 +41,10 @@ static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Er
     int32_t* tokens = (int32_t*)xcalloc((size_t)(2 * T + 1), sizeof *tokens);
     int32_t *row = tokens, *targets = tokens + T + 1;
     for (int64_t i = 0; ok && i < m; i++) {
-        ok = dataloader_read_sequence(&data->loader, (2 * i + 1) * n / (2 * m), row, err);
+        const int64_t first = i * n / m, width = (i + 1) * n / m - first;
+        const int64_t drawn = first + (int64_t)(random_u64(0, 0, (uint64_t)i) % (uint64_t)width);
+        const int64_t s = data->loader.mixture.count > 1 ? drawn : (2 * i + 1) * n / (2 * m);
+        ok = dataloader_read_sequence(&data->loader, s, row, err);
         if (ok && data->loader.masked) dataloader_unmask(row, targets, row, T);
         if (ok) count_documents(&data->documents, row, T, o->end_of_text, window);
     }

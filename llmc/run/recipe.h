@@ -78,6 +78,11 @@ static inline double recipe_epochs(const Options* o, const DataLoader* data) {
     return epochs > 1 ? epochs : 1;
 }
 
+// How often it reads a part of them.
+static inline double recipe_part_epochs(const Options* o, const MixturePart* part) {
+    return mixture_epochs(part, (double)o->max_tokens / (double)o->seq_len);
+}
+
 // What of the data differs: sequences of each document, of which published recipes read the first alone, and
 // epochs.
 static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {

@@ -89,15 +89,26 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
            c->mixer == MIXER_ATTENTION ? ": attention leaves them out" : "");
 }
 
+// Prints the parts of a mixture, and how often each is read.
+static inline void run_print_mixture(const Options* o, const DataLoader* data) {
+    const Mixture* m = &data->mixture;
+    for (int k = 0; k < m->count && m->count > 1; k++)
+        printf("  %5.2f%% of the sequences from the %s of %s, read %.4g times\n", 100 * m->parts[k].share,
+               counted(m->parts[k].sequences * o->seq_len, "token").text, m->parts[k].pattern,
+               recipe_part_epochs(o, &m->parts[k]));
+}
+
 // Prints how much data there is, and how often it is read.
 static inline void run_print_data(const Options* o, const DataLoader* data) {
-    const double epochs = recipe_epochs(o, data);
-    const int64_t sequences = dataloader_sequences(data);
+    const double epochs = data->mixture.count > 1 ? 1 : recipe_epochs(o, data);
+    int64_t sequences = 0;
+    for (int k = 0; k < data->mixture.count; k++) sequences += data->mixture.parts[k].sequences;
     printf("data               %15lld %s in %s, %s", (long long)(sequences * o->seq_len),
            plural(sequences * o->seq_len, "token").text, counted(sequences, "sequence").text,
            shuffle_text(o->shuffle));
     if (epochs > 1) printf(": the training reads them %.4g times", epochs);
     printf("\n");
+    run_print_mixture(o, data);
 }
 
 // Prints recipe and data of a plan.
@@ -184,8 +195,9 @@ static inline void run_print_model(const Run* run) {
 
 // Prints model, recipe, steps and data sizes before training. val_sequences: to validate on.
 static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
-    const int64_t sequences = dataloader_sequences(data);
     const Options* o = &run->options;
+    int64_t sequences = 0;
+    for (int k = 0; k < data->mixture.count; k++) sequences += data->mixture.parts[k].sequences;
     printf("%s of %lld x %s, micro-batches of %lld; %s (%s), %lld held out\n",
            counted(run->num_steps, "step").text, (long long)run->batch_sequences,
            counted(o->seq_len, "token").text, (long long)run->micro_batch,
@@ -193,7 +205,8 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     char* recipe = recipe_text(o, &run->config, data);
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);
-    if (epochs > 1)
+    run_print_mixture(o, data);
+    if (epochs > 1 && data->mixture.count == 1)
         printf("the data has %s, which this training reads %.4g times\n",
                counted(sequences * o->seq_len, "token").text, epochs);
     free(recipe);
@@ -213,9 +226,9 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
 }
 
 // Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's. recipe, and what of it is changed: NULL:
-// none. epochs: how often the training reads its data.
+// none. data: of which it says how often the training reads it, and each part of a mixture.
 static inline void run_log(const Run* run, Logger* l, const char* built_with, const char* recipe,
-                           double epochs) {
+                           const DataLoader* data) {
     char host[256] = "", started[32];
     const time_t now = time(NULL);
     struct tm utc;
@@ -237,7 +250,18 @@ static inline void run_log(const Run* run, Logger* l, const char* built_with, co
     json_put_int(w, "num_steps", l->num_steps);
     json_put_int(w, "micro_batch", run->micro_batch);
     json_put_string(w, "recipe", recipe);
-    json_put_double(w, "epochs", epochs);
+    json_put_double(w, "epochs", recipe_epochs(&run->options, data));
+    if (data->mixture.count > 1) json_begin_array(w, "mixture");
+    for (int k = 0; k < data->mixture.count && data->mixture.count > 1; k++) {
+        const MixturePart* part = &data->mixture.parts[k];
+        json_begin_object(w, NULL);
+        json_put_string(w, "data", part->pattern);
+        json_put_double(w, "share", part->share);
+        json_put_int(w, "sequences", part->sequences);
+        json_put_double(w, "epochs", recipe_part_epochs(&run->options, part));
+        json_end(w);
+    }
+    if (data->mixture.count > 1) json_end(w);
     json_put_string(w, "data_fingerprint", hex64(hex, run->state.fingerprint));
     json_put_int(w, "parameters", run->table.parameters);
     json_put_int(w, "non_embedding", run->table.non_embedding);

@@ -10,7 +10,8 @@ A dataset is the list of shards that match a pattern, sorted by name. Its n sequ
   stream (D = 0)      Windows at p = 0, T, 2T, ... of each shard: inputs [p, p+T), targets [p+1, p+T+1). A
                       window never extends into the next shard.
 Shards with a mask say which tokens count as targets; in place of the others there is TARGET_NONE.
-After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation.
+After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation. All of this
+is true of each part of a mixture (mixture.h).
 
 All ranks together consume the next `stride` sequences, those of an optimizer step; this loader reads `count`
 of them, from the `first` on, in batches of B. The only state between steps is the position, the number of
@@ -29,11 +30,11 @@ all batches before it.
 */
 #pragma once
 
-#include <glob.h>
 #include <pthread.h>
 #include "../base/common.h"
 #include "../base/document_count.h"
 #include "../base/random.h"
+#include "mixture.h"
 #include "shard.h"
 
 enum {
@@ -60,6 +61,7 @@ typedef struct {
 typedef struct {
     const char* path;
     ShardHeader header;
+    int part;                        // of the mixture
     int64_t first_item;              // items (documents, or windows of a stream) in the shards before it
     uint64_t start;                  // hash of its first tokens
     struct stat file;                // when it was verified; owned by the reading thread, as is
@@ -79,10 +81,11 @@ typedef struct {
     glob_t files; // owns the paths
     DataShard* shards;
     int64_t num_shards;
+    Mixture mixture;
     int64_t doc_len;   // D
     bool masked;       // its shards have a mask
-    int64_t items;     // of all shards
-    int64_t sequences; // n = items * columns
+    int64_t items;     // of all shards; of a mixture how many first sequences are of different ones
+    int64_t sequences; // n = items * columns; of a mixture how many first sequences are different ones
     // set by the caller after open
     bool unverified;       // checksums are not read
     bool counts_documents; // of batches, and the pairs of attention in
@@ -113,29 +116,21 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // the list of shards
 
-static inline int data_path_compare(const void* a, const void* b) {
-    return strcmp(*(char* const*)a, *(char* const*)b);
-}
-
-// Lists the files that match any of the comma-separated patterns, sorted by name.
+// Lists the files of all parts, one part behind the other.
 static inline bool dataloader_list(DataLoader* loader, const char* patterns, Error* err) {
     glob_t* files = &loader->files;
-    char *copy = xstrdup(patterns), *rest = copy, *pattern;
-    bool ok = true;
-    while (ok && (pattern = strsep(&rest, ",")) != NULL) {
-        int rc = glob(pattern, GLOB_ERR | (files->gl_pathc > 0 ? GLOB_APPEND : 0), NULL, files);
-        if (*pattern == '\0')
-            ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
-        else if (rc != 0)
-            ok = fail(err, "'%s': %s", pattern,
-                      rc == GLOB_NOMATCH ? "no file matches" : "cannot search for files that match");
+    size_t ends[MIXTURE_PARTS];
+    int part = 0;
+    if (!mixture_parse(&loader->mixture, patterns, err)) return false;
+    for (int k = 0; k < loader->mixture.count; k++) {
+        if (!mixture_list(files, loader->mixture.parts[k].pattern, err)) return false;
+        ends[k] = files->gl_pathc;
     }
-    free(copy);
-    if (!ok) return false;
-    qsort(files->gl_pathv, files->gl_pathc, sizeof *files->gl_pathv, data_path_compare);
     loader->num_shards = (int64_t)files->gl_pathc;
     loader->shards = (DataShard*)xcalloc(files->gl_pathc, sizeof *loader->shards);
     for (size_t i = 0; i < files->gl_pathc; i++) {
+        while (i == ends[part]) part++;
+        loader->shards[i].part = part;
         loader->shards[i].path = files->gl_pathv[i];
         if (i > 0 && strcmp(files->gl_pathv[i - 1], files->gl_pathv[i]) == 0)
             return fail(err, "'%s': matches %s twice", patterns, files->gl_pathv[i]);
@@ -278,16 +273,25 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
         shard->first_item = loader->items;
         int64_t items = h->doc_len > 0 ? h->tokens / h->doc_len : (h->tokens - 1) / T;
         if (items == 0 && num_too_short++ == 0) too_short = shard->path;
+        loader->mixture.parts[shard->part].items += items;
         loader->items += items;
     }
     if (!dataloader_check_sets(loader, err) || !dataloader_check_repeated(loader, patterns, err))
         return false;
-    if (loader->items == 0)
-        return fail(err, "'%s': no shard has the %s of a sequence and its last target", patterns,
-                    counted(T + 1, "token").text);
     loader->doc_len = loader->shards[0].header.doc_len;
     loader->masked = loader->shards[0].header.masked;
-    loader->sequences = loader->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
+    loader->items = 0;
+    for (int k = 0; k < loader->mixture.count; k++) {
+        MixturePart* part = &loader->mixture.parts[k];
+        if (part->items == 0)
+            return fail(err, "'%s': no shard has the %s of a sequence and its last target", part->pattern,
+                        counted(T + 1, "token").text);
+        part->first_item = loader->items;
+        part->sequences = part->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
+        loader->items += part->items;
+    }
+    loader->items = mixture_first(&loader->mixture, true);
+    loader->sequences = mixture_first(&loader->mixture, false);
     if (num_too_short > 0)
         warn("not used: %lld of %s, for example %s: shorter than the %s of a sequence and its last target",
              (long long)num_too_short, counted(loader->num_shards, "shard").text, too_short,
@@ -369,9 +373,14 @@ static inline bool dataloader_verify(DataShard* shard, int fd, int64_t first, in
 static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence, int32_t* row, Error* err) {
     const DataOptions* o = &loader->options;
     int64_t T = o->seq_len, D = loader->doc_len;
-    int64_t epoch = sequence / loader->sequences, i = sequence % loader->sequences;
-    if (o->shuffle) i = random_permute(o->seed, (uint64_t)epoch, loader->sequences, i);
-    int64_t column = i / loader->items, item = i % loader->items;
+    int64_t i;
+    const int k = mixture_part(&loader->mixture, sequence, &i);
+    const MixturePart* part = &loader->mixture.parts[k];
+    // each part has its own orders
+    const uint64_t epoch = (uint64_t)(i / part->sequences) | (uint64_t)k << 48;
+    i %= part->sequences;
+    if (o->shuffle) i = random_permute(o->seed, epoch, part->sequences, i);
+    int64_t column = i / part->items, item = part->first_item + i % part->items;
 
     int64_t shard_index = dataloader_find_shard(loader, item);
     DataShard* shard = &loader->shards[shard_index];
@@ -454,6 +463,7 @@ static inline void dataloader_close(DataLoader* loader) {
         if (loader->open_files[i].shard >= 0) close(loader->open_files[i].fd);
     for (int i = 0; i < DATALOADER_RING; i++) free(loader->ring[i].tokens);
     free(loader->shards);
+    mixture_free(&loader->mixture);
     globfree(&loader->files);
     memset(loader, 0, sizeof *loader);
 }
@@ -466,9 +476,9 @@ static inline DataShare data_share(int64_t batches, int64_t B, int rank, int wor
     return share;
 }
 
-// Opens the shards that match `patterns` (shell patterns, separated by commas) at position 0. Reads headers
-// only; tokens are read from the first dataloader_next on. The loader must not move in memory until it is
-// closed. On error there is nothing to close.
+// Opens the shards that match `patterns` (shell patterns, separated by commas, or a mixture) at position 0.
+// Reads headers only; tokens are read from the first dataloader_next on. The loader must not move in memory
+// until it is closed. On error there is nothing to close.
 static inline bool dataloader_open(DataLoader* loader, const char* patterns, const DataOptions* options,
                                    Error* err) {
     int64_t T = options->seq_len, B = options->batch, V = options->vocab_size;
@@ -499,7 +509,7 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
     return true;
 }
 
-// The number of sequences in an epoch, over all ranks.
+// The number of sequences in an epoch, over all ranks; of a mixture, before one is read again.
 static inline int64_t dataloader_sequences(const DataLoader* loader) { return loader->sequences; }
 
 // The number of sequences consumed by all ranks, between two strides. A checkpoint stores it; a resumed run

@@ -2,7 +2,7 @@
 A fingerprint of a dataset: a hash by which a resumed run notices that its data is not what it was trained on.
 
 It covers the number of sequences, the header fields of every shard in order, with the checksums of its
-blocks, and FINGERPRINT_SAMPLES blocks of FINGERPRINT_BLOCK bytes, which begin at equal distances in the
+blocks, of a mixture the parts' shares and sizes, and FINGERPRINT_SAMPLES blocks of FINGERPRINT_BLOCK bytes, which begin at equal distances in the
 tokens of all shards, one behind the other. A dataset that is not larger than these blocks is covered
 completely. Names are not: a folder may be moved. Where shards have no checksums, a changed token outside the
 samples is not noticed.
@@ -51,6 +51,11 @@ static inline bool fingerprint_add(const DataLoader* loader, int64_t offset, int
 static inline bool dataloader_fingerprint(const DataLoader* loader, uint64_t* hash, Error* err) {
     int64_t total = 0;
     *hash = hash64(0, &loader->sequences, sizeof loader->sequences);
+    for (int k = 0; k < loader->mixture.count && loader->mixture.count > 1; k++) {
+        const MixturePart* part = &loader->mixture.parts[k];
+        const uint64_t fields[] = {part->fraction, (uint64_t)part->sequences};
+        *hash = hash64(*hash, fields, sizeof fields);
+    }
     for (int64_t i = 0; i < loader->num_shards; i++) {
         const ShardHeader* h = &loader->shards[i].header;
         const int64_t format = h->masked ? 3 * 4 : h->bytes_per_token;

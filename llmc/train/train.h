@@ -203,6 +203,9 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     t->cut = p.sequences < t->val_sequences; // on one of the ranks
     for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], (int64_t)p.counts[i]);
     v.masked = t->val_data.masked;
+    v.parts = &t->val_data.mixture;
+    memcpy(v.part_sums, p.part_sums, sizeof v.part_sums);
+    memcpy(v.part_targets, p.part_targets, sizeof v.part_targets);
     v.accuracy = positions_accuracy(&p);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
@@ -413,8 +416,7 @@ static inline void training_log_start(Training* t) {
     const bool works =
         !run_resumed(run) || run->state.step < run->last_step || t->val_sequences || run->options.eval_every;
     char* recipe = recipe_text(&run->options, &run->config, &t->data);
-    if (works)
-        run_log(run, &t->logger, t->trainer->built_with, recipe, recipe_epochs(&run->options, &t->data));
+    if (works) run_log(run, &t->logger, t->trainer->built_with, recipe, &t->data);
     free(recipe);
     if (run_resumed(run)) run_log_resume(run, &t->logger, works);
     if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))

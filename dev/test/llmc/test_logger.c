@@ -141,10 +141,15 @@ static void test_run(void) {
     open_log(&l);
     l.flops_per_token = 1e6, l.attention_flops = 0.25e6, l.peak_flops = 2e10;
     const time_t before = time(NULL);
-    CAPTURE(1, run_log(&run, &l, "two\nlines", "iclr, changed: lr 1 (0.002)", 1.5));
+    run.options.max_tokens = 150, run.options.seq_len = 1;
+    DataLoader data = {.sequences = 100, .mixture = {.count = 1}};
+    CAPTURE(1, run_log(&run, &l, "two\nlines", "iclr, changed: lr 1 (0.002)", &data));
     CHECK(captured[0] == '\0', "the terminal: %s", captured);
     run.device[0] = '\0', run.state.step = 0;
-    run_log(&run, &l, "two\nlines", NULL, 1);
+    data.mixture = (Mixture){.parts = {{.pattern = "a", .share = 0.75, .sequences = 225},
+                                       {.pattern = "b", .share = 0.25, .sequences = 25}},
+                             .count = 2};
+    run_log(&run, &l, "two\nlines", NULL, &data);
     const time_t after = time(NULL);
     logger_close(&l);
 
@@ -153,6 +158,12 @@ static void test_run(void) {
     CHECK(text_is(0, "device", "A GPU: its kernels") && text_is(1, "device", "CPU"), "devices");
     CHECK(number(0, "ranks") == 4 && number(0, "seed") == 7 && number(0, "micro_batch") == 16, "line 0");
     CHECK(text_is(0, "data_fingerprint", "0000000000000abc") && number(0, "epochs") == 1.5, "the data");
+    double epochs = 0;
+    const int part = json_next(&lines[1], json_first(&lines[1], member(1, "mixture")));
+    CHECK(!has(0, "mixture") && json_double(&lines[1], json_get(&lines[1], part, "epochs"), &epochs),
+          "parts");
+    CHECK(epochs == 1.5 && strcmp(json_string(&lines[1], json_get(&lines[1], part, "data")), "b") == 0,
+          "b: %g", epochs);
     CHECK(text_is(0, "recipe", "iclr, changed: lr 1 (0.002)"), "the recipe");
     CHECK(text_is(0, "version", CODE_VERSION) && text_is(0, "built_with", "two\nlines"), "the program");
     CHECK(number(0, "num_steps") == 1000 && number(0, "parameters") == (double)table.parameters, "line 0");
@@ -369,9 +380,17 @@ static void test_validation(void) {
     v.accuracy = 0.25;
     CAPTURE(1, logger_validation(&l, 24, &v));
     CHECK(strstr(captured, "perplexity    7.3891  accuracy 25.00%\n"), "%s", captured);
+    const Mixture parts = {.parts = {{.pattern = "x/a*.bin"}, {.pattern = "b"}}, .count = 2};
+    v.parts = &parts, v.part_sums[0] = 3, v.part_targets[0] = 2, v.part_sums[1] = 1, v.part_targets[1] = 4;
+    CAPTURE(1, logger_validation(&l, 25, &v));
+    CHECK(strstr(captured, "accuracy 25.00%  x/a*.bin    1.5000  b    0.2500\n"), "%s", captured);
     logger_close(&l);
 
-    CHECK(read_log() == 5, "lines");
+    CHECK(read_log() == 6 && !has(4, "val_loss_of"), "lines");
+    double loss = 0;
+    CHECK(json_double(&lines[5], json_get(&lines[5], member(5, "val_loss_of"), "x/a*.bin"), &loss) &&
+              loss == 1.5,
+          "the loss of a part is %g", loss);
     CHECK(text_is(0, "event", "validation") && number(0, "step") == 20 && number(0, "val_tokens") == 12,
           "line 0");
     CHECK(number(0, "val_loss") == 5.5 && fabs(number(0, "perplexity") - exp(5.5)) < 1e-9, "line 0");

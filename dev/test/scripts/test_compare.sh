@@ -31,6 +31,11 @@ said "| lr 0.001 |"
 check "all different" compare --no-plots $r/*
 said "| fox, lr 0.002 "
 said "| transformer, lr 0.001 "
+equals "" "$(grep 'held-out loss of' $scratch/stdout)"
+for k in 1 2; do sed '/"val_loss"/s/}$/, "val_loss_of": {"a": '$k', "b": 4}}/' $r/fox$k/log.jsonl >$scratch/part$k.jsonl; done
+check "parts of the held-out data" compare --no-plots $scratch/part?.jsonl $r/transformer1
+said "| held-out loss of | seeds |"
+said "2 | 1.5000 ± 0.7071 | 4.0000 ± 0.0000 |"
 # pairs of the same seed: differences of 0.5, 0.5 and 0.6, whose interval is 4.30 errors
 pairs=$scratch/pairs
 mkdir $pairs

@@ -39,7 +39,9 @@ equals "evaluation/val_loss 2.5;perplexity/below_1024 7;perplexity/below_512 8;p
         "perplexity_by_length":{"512":8,"1024":7},"requests":{"score":{"requests":4,"logprob":-2,"greedy":0.25},
         "rolling":{"logprob":null},"generate":{"match":0.5},"errors":0}}')"
 equals "" "$(tags '{"event":"evaluation","step":3,"ms":4}' 2>&1)"
-for part in '"ms":"4"' '"ms":4,"requests":[1]' '"ms":4,"perplexity_by_length":3'; do
+equals "val_loss_of/a/*.bin 2;val_loss_of/b/*.bin 3;validation/val_loss 2.5" \
+    "$(tags '{"event":"validation","step":3,"val_loss":2.5,"ms":4,"by_position":[],"val_loss_of":{"a/*.bin":2,"b/*.bin":3}}')"
+for part in '"ms":"4"' '"ms":4,"requests":[1]' '"ms":4,"perplexity_by_length":3' '"ms":4,"val_loss_of":3'; do
     tags "{\"event\":\"evaluation\",\"step\":3,$part}" 2>&1 | grep -q "BadLine: log: line 1: '" && pass || fail "$part is taken"
 done
 {

@@ -18,6 +18,7 @@ static void open_shards(DataLoader* l, const char* pattern, int64_t seq_len) {
 
 static void close_shards(DataLoader* l) {
     free(l->shards);
+    mixture_free(&l->mixture);
     globfree(&l->files);
 }
 

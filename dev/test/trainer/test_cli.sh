@@ -545,6 +545,41 @@ schedules() {
     said "schedule                  wsd-sqrt: as 1 - sqrt to 0 of the peak over the last 256 tokens"
 }
 
+# The losses of all steps, and of the parts of the held-out data at the end
+losses() {
+    sed -n 's/.*"event":"step".*"loss":\([^,]*\),.*/\1/p' "$out/log.jsonl"
+    grep -o '"val_loss_of":.*' "$out/log.jsonl" | tail -n 1
+}
+
+mixtures() {
+    local other=$scratch/other text=$shards/text.bin name
+    for name in text val; do # others by their first tokens
+        cp "$shards/$name.bin" "$other.$name.bin"
+        printf '\1\0\2\0' | dd of="$other.$name.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null
+    done
+    local mixture="--data $text:3,$other.text.bin:1 --val-data $shards/val.bin:1,$other.val.bin:1 --val-every 10"
+    check "--dry-run of a mixture" run $tiny $batches $mixture --dry-run
+    said "  75.00% of the sequences from the"
+    said "tokens of $other.text.bin, read"
+    rm -rf "$out"
+    check "a mixture" train $mixture
+    said "  $shards/val.bin   "
+    losses >"$scratch/whole"
+    equals 2 "$(grep -c 'val_loss_of.*val.bin.*other.val.bin' "$out/log.jsonl")"
+    equals 21 "$(wc -l <"$scratch/whole")"
+    rm -rf "$out"
+    check "stopped" train $mixture --max-steps 7
+    dies "--data $text:1,$other.text.bin:1: not the data that the run" run --resume --out "$out" \
+        --data "$text:1,$other.text.bin:1"
+    check "resumed with the same shares" run --resume --out "$out" --data "$text:0.75,$other.text.bin:0.25" --max-steps 20
+    equals "$(cat "$scratch/whole")" "$(losses)"
+    check "--eval of a mixture" run --init "$out" --val-data "$shards/val.bin:1,$other.val.bin:1" --eval "$scratch/mixture.json" --seq-len 16
+    rm -rf "$out"
+    dies "some of its patterns have a weight (PATTERN:WEIGHT), others have none" train --data "$text:3,$other.text.bin"
+    dies "the weight of $text is 0" train --data "$text:0,$other.text.bin:1"
+    rm -rf "$out"
+}
+
 odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
@@ -598,6 +633,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     names
     texts
     schedules
+    mixtures
     odd_options
 done
 report

@@ -80,8 +80,9 @@ ROW(LIST, set, RECORDED | ALL_MODES, "set", "KEY=VALUE", 0, 0, 0, \
 ROW(TEXT, init, RECORDED | ALL_MODES, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
 GROUP("Data") \
-ROW(TEXT, data, RECORDED, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
-ROW(TEXT, val_data, RECORDED | EVALUATES | MAPS, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
+ROW(TEXT, data, RECORDED, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them); GLOB:0.7,GLOB:0.3: a mixture") \
+ROW(TEXT, val_data, RECORDED | EVALUATES | MAPS, "val-data", "GLOB", 0, 0, 0, \
+    "held-out shards; GLOB:1,GLOB:1: also the loss of each") \
 ROW(FLAG, data_changed, THIS_PROCESS, "data-changed", "", 0, 0, 0, \
     "resume although --data holds other data than when the checkpoint was written") \
 ROW(SWITCH, shuffle, RECORDED, "shuffle", "false|true", OPTION_UNSET, SHUFFLE_TRUE, 0, \
