@@ -4,10 +4,11 @@ SHELL := /bin/sh
 
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # -march=native: without the machine's vector instructions GEMMs run several times slower. -fno-math-errno
-# lets sqrt vectorize. -ffast-math is not used: it would compile the checks for NaN away.
+# lets sqrt vectorize, -fno-trapping-math loops that choose between numbers, as exp_real does. -ffast-math is not used: it
+# would compile the checks for NaN away.
 ARCH    ?= -march=native
 WARN    := -Wall -Wextra -Wshadow -Wcast-qual
-CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O3 $(ARCH) -fno-math-errno -fopenmp $(WARN) $(EXTRA_CFLAGS)
+CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O3 $(ARCH) -fno-math-errno -fno-trapping-math -fopenmp $(WARN) $(EXTRA_CFLAGS)
 LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)

@@ -73,6 +73,7 @@ static HeadShape path_shape(const HeadShape* s, int p) { return p == 0 ? *s : ke
 
 // (1 - alpha) now + alpha before, where `before` is the previous token's, NULL at the first one.
 static inline void shift_head(real* out, const real* now, const real* before, real alpha, int64_t dh) {
+#pragma omp simd
     for (int64_t c = 0; c < dh; c++) out[c] = (1 - alpha) * now[c] + (before ? alpha * before[c] : 0);
 }
 
@@ -139,6 +140,7 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
                               path->rstd[bt * s->NH + h], dh, false);
             }
             real dalpha = 0;
+#pragma omp simd reduction(+ : dalpha)
             for (int64_t c = 0; c < dh; c++) {
                 drow[column + c] = (1 - alpha) * dout[c] + later[c];
                 dalpha += dout[c] * ((before ? before[c] : 0) - now[c]);
@@ -241,8 +243,10 @@ static inline int64_t key_base(const HeadShape* s, int64_t head) {
     return head / s->NH * s->T * key_heads(s) * s->dh + head % s->NH / head_group(s) * s->dh;
 }
 
-static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
-    return cum_logf ? cum_logf[i] - cum_logf[j] : 0;
+// A tile's part of cum_logf from token t on; zeros without gate, so that loops over it have no branch.
+static inline const double* tile_logf(const double* cum_logf, int64_t t) {
+    static const double no_gate[TILE];
+    return cum_logf ? cum_logf + t : no_gate;
 }
 
 // One tile of m queries from i0 on, over all its keys.
@@ -256,6 +260,7 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
     real* o = a->o + base + i0 * d;
     for (int64_t i = 0; i < m; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
     for (int64_t j0 = first; j0 <= i0; j0 += TILE) {
+        const double *logf = tile_logf(cum_logf, i0), *key_logf = tile_logf(cum_logf, j0);
         int64_t n = min64(TILE, T - j0);
         matmul_serial(scores, TILE, rows_of(a->q + base + i0 * d, d),
                       transpose_of(a->k + keys_base + j0 * kd, kd), m, n, dh, false);
@@ -268,7 +273,7 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
             begin = begin < 0 ? 0 : begin;
 #pragma omp simd reduction(max : highest)
             for (int64_t j = begin; j < keys; j++) {
-                row[j] = scale * row[j] + (real)gate_bias(cum_logf, i0 + i, j0 + j);
+                row[j] = scale * row[j] + (real)(logf[i] - key_logf[j]);
                 highest = row[j] > highest ? row[j] : highest;
             }
 #pragma omp simd reduction(+ : total)
@@ -311,6 +316,7 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     double *dcum_logf = a->dcum_logf ? a->dcum_logf + head * T : NULL,
            *dkeys = dcum_logf ? dcum_logf + j0 : no_gate;
+    const double *logf = tile_logf(cum_logf, i0), *key_logf = tile_logf(cum_logf, j0);
     real scale = (real)(1 / sqrt((double)dh));
     matmul_serial(p, TILE, rows_of(a->q + at_i, d), transpose_of(a->k + at_j, kd), m, n, dh, false);
     matmul_serial(ds, TILE, rows_of(a->dout + at_i, d), transpose_of(a->v + at_j, kd), m, n, dh, false);
@@ -323,9 +329,9 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
         for (int64_t j = 0; j < begin; j++) p_row[j] = ds_row[j] = 0;
 #pragma omp simd reduction(+ : total)
         for (int64_t j = begin; j < keys; j++) {
-            real bias = (real)gate_bias(cum_logf, i0 + i, j0 + j);
-            p_row[j] = exp_real(scale * p_row[j] + bias - lse);
-            real gradient = p_row[j] * (ds_row[j] - delta);
+            real weight = exp_real(scale * p_row[j] + (real)(logf[i] - key_logf[j]) - lse);
+            real gradient = weight * (ds_row[j] - delta);
+            p_row[j] = weight;
             ds_row[j] = gradient * scale;
             dkeys[j] -= (double)gradient;
             total += gradient;
@@ -379,6 +385,7 @@ static void output_gate_forward(real* y, const real* o, const OutputGate* g, con
             else
                 memcpy(y + i * dh, o + i * dh, (size_t)dh * sizeof(real));
             if (!g->gate) continue;
+#pragma omp simd
             for (int64_t c = 0; c < dh; c++)
                 y[i * dh + c] *= sigmoid(g->gate[bt * s->row_stride + h * dh + c]);
         }
@@ -395,13 +402,17 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
             int64_t h = head % s->NH, bt = head / s->NH * s->T + t, i = bt * s->NH + h;
             const real *out = o + i * dh, *w = g->weight ? g->weight + h * dh : NULL;
             real *dnormed = dout + i * dh, rstd = w ? g->rstd[i] : 1;
-            for (int64_t c = 0; c < dh; c++) {
-                dnormed[c] = dy[i * dh + c];
-                if (!g->gate) continue;
-                real open = sigmoid(g->gate[bt * s->row_stride + h * dh + c]);
-                real normed = w ? out[c] * rstd * w[c] : out[c];
-                g->dgate[bt * s->row_stride + h * dh + c] = dnormed[c] * normed * open * (1 - open);
-                dnormed[c] *= open;
+            if (g->gate) {
+                const real* gate = g->gate + bt * s->row_stride + h * dh;
+                real* dgate = g->dgate + bt * s->row_stride + h * dh;
+#pragma omp simd
+                for (int64_t c = 0; c < dh; c++) {
+                    real open = sigmoid(gate[c]), normed = w ? out[c] * rstd * w[c] : out[c];
+                    dgate[c] = dy[i * dh + c] * normed * open * (1 - open);
+                    dnormed[c] = dy[i * dh + c] * open;
+                }
+            } else {
+                memcpy(dnormed, dy + i * dh, (size_t)dh * sizeof(real));
             }
             if (w) norm_backward(dnormed, partial + head * dh, dnormed, out, w, rstd, dh, false);
         }
@@ -626,6 +637,7 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++)
+#pragma omp simd
         for (int64_t i = 0; i < I; i++) {
             real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i];
             act[t * I + i] = g * sigmoid(g) * u;
@@ -635,6 +647,7 @@ static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t
 static void swiglu_backward(real* dgate_up, const real* dact, const real* gate_up, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++)
+#pragma omp simd
         for (int64_t i = 0; i < I; i++) {
             real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i], open = sigmoid(g);
             dgate_up[t * 2 * I + i] = dact[t * I + i] * u * open * (1 + g * (1 - open));

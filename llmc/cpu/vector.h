@@ -110,6 +110,7 @@ static inline int64_t find_number(const real* x, real value, int64_t n) {
 static inline real norm_forward(real* y, const real* x, const real* weight, int64_t n, double eps) {
     real rstd = (real)(1 / sqrt((double)(dot(x, x, n) / (real)n) + eps));
     if (rstd == 0) rstd = NAN;
+#pragma omp simd
     for (int64_t c = 0; c < n; c++) y[c] = x[c] * rstd * weight[c];
     return rstd;
 }
@@ -122,6 +123,7 @@ static inline void norm_backward(real* dx, real* dweight, const real* dy, const 
 #pragma omp simd reduction(+ : gx)
     for (int64_t c = 0; c < n; c++) gx += dy[c] * weight[c] * x[c];
     real mean = gx / (real)n * rstd * rstd;
+#pragma omp simd
     for (int64_t c = 0; c < n; c++) {
         real g = rstd * (dy[c] * weight[c] - x[c] * mean);
         dweight[c] += dy[c] * x[c] * rstd;

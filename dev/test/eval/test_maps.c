@@ -21,8 +21,8 @@ static double attention_of(double* a, const AttentionActs* acts, const HeadShape
         double score = 0;
         for (int64_t x = 0; x < s->dh; x++)
             score += (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)key_of(acts, s, h, j)[x];
-        a[j] = exp(score / sqrt((double)s->dh) +
-                   gate_bias(acts->cum_logf ? acts->cum_logf + h * s->T : NULL, i, j));
+        const double* logf = acts->cum_logf ? acts->cum_logf + h * s->T : NULL;
+        a[j] = exp(score / sqrt((double)s->dh) + (logf ? logf[i] - logf[j] : 0));
         if (s->doc_start && j < s->doc_start[i]) a[j] = 0;
         sum += a[j];
     }
