@@ -303,19 +303,19 @@ static void attention_forward(const AttentionForward* a, const HeadShape* s) {
         for (int64_t i0 = 0; i0 < s->T; i0 += TILE) attention_forward_tile(a, s, head, i0);
 }
 
+// What a tile of the backward pass computes: dq and the queries' part of dcum_logf, dk, dv and the keys' part, or all.
+typedef enum { OF_QUERIES = 1, OF_KEYS = 2 } GradientParts;
+
 // One tile of queries from i0 and keys from j0 on. The first to reach the keys' tile is the one on the
-// diagonal of the first head that reads them.
+// diagonal of the first head that reads them. key_sums [TILE] gets sums over ds of the keys.
 static void attention_backward_tile(const AttentionBackward* a, const HeadShape* s, int64_t head, int64_t i0,
-                                    int64_t j0) {
+                                    int64_t j0, int parts, double* key_sums) {
     static _Thread_local real p[TILE * TILE], ds[TILE * TILE];
-    static _Thread_local double no_gate[TILE];
     int64_t T = s->T, dh = s->dh, d = s->NH * dh, kd = key_heads(s) * dh, m = min64(TILE, T - i0),
             n = min64(TILE, T - j0);
     int64_t at_i = head / s->NH * T * d + head % s->NH * dh + i0 * d, at_j = key_base(s, head) + j0 * kd;
     bool add = i0 > j0 || head % head_group(s) > 0;
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
-    double *dcum_logf = a->dcum_logf ? a->dcum_logf + head * T : NULL,
-           *dkeys = dcum_logf ? dcum_logf + j0 : no_gate;
     const double *logf = tile_logf(cum_logf, i0), *key_logf = tile_logf(cum_logf, j0);
     real scale = (real)(1 / sqrt((double)dh));
     matmul_serial(p, TILE, rows_of(a->q + at_i, d), transpose_of(a->k + at_j, kd), m, n, dh, false);
@@ -333,33 +333,70 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
             real gradient = weight * (ds_row[j] - delta);
             p_row[j] = weight;
             ds_row[j] = gradient * scale;
-            dkeys[j] -= (double)gradient;
+            key_sums[j] += (double)gradient;
             total += gradient;
         }
         for (int64_t j = keys; j < n; j++) p_row[j] = ds_row[j] = 0;
-        if (dcum_logf) dcum_logf[i0 + i] += (double)total;
+        if (a->dcum_logf && parts & OF_QUERIES) a->dcum_logf[head * T + i0 + i] += (double)total;
     }
-    matmul_serial(a->dv + at_j, kd, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, add);
-    matmul_serial(a->dk + at_j, kd, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, add);
-    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, kd), m, dh, n,
-                  j0 > first_key_tile(s, head, i0));
+    if (parts & OF_KEYS) {
+        matmul_serial(a->dv + at_j, kd, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, add);
+        matmul_serial(a->dk + at_j, kd, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, add);
+    }
+    if (parts & OF_QUERIES)
+        matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, kd), m, dh, n,
+                      j0 > first_key_tile(s, head, i0));
+}
+
+// The keys from j0 on, over all tiles of queries of a head that see them.
+static void attention_backward_keys(const AttentionBackward* a, const HeadShape* s, int64_t head, int64_t j0,
+                                    int parts) {
+    double key_sums[TILE] = {0};
+    for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, head, i0) <= j0; i0 += TILE)
+        attention_backward_tile(a, s, head, i0, j0, parts, key_sums);
+    for (int64_t j = j0; a->dcum_logf && j < min64(s->T, j0 + TILE); j++)
+        a->dcum_logf[head * s->T + j] -= key_sums[j - j0];
+}
+
+// The queries from i0 on, over all tiles of keys that they see.
+static void attention_backward_queries(const AttentionBackward* a, const HeadShape* s, int64_t head,
+                                       int64_t i0) {
+    double key_sums[TILE] = {0};
+    for (int64_t j0 = first_key_tile(s, head, i0); j0 <= i0; j0 += TILE)
+        attention_backward_tile(a, s, head, i0, j0, OF_QUERIES, key_sums);
 }
 
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
 //   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
-// One thread computes the heads that read one head of keys: dk, dv and dq are accumulated in a fixed order,
-// without atomics.
+// One thread computes the heads that read one head of keys. Where that leaves threads without work for longer than
+// 7 GEMMs a tile take in place of 5, tiles of queries and then of keys are computed apart. Either way dk, dv, dq
+// and dcum_logf are accumulated in one order, without atomics.
 static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
-    int64_t group = head_group(s);
+    const int64_t group = head_group(s), heads = s->B * s->NH, tasks = heads / group,
+                  threads = omp_get_max_threads();
+    if (a->dcum_logf) memset(a->dcum_logf, 0, (size_t)(heads * s->T) * sizeof(double));
+    if (5 * ((tasks + threads - 1) / threads) * threads <= 7 * tasks) {
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t first = 0; first < s->B * s->NH; first += group)
-        for (int64_t head = first; head < first + group; head++) {
-            if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
-            for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
-                for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, head, i0) <= j0; i0 += TILE)
-                    attention_backward_tile(a, s, head, i0, j0);
-        }
+        for (int64_t first = 0; first < heads; first += group)
+            for (int64_t head = first; head < first + group; head++)
+                for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
+                    attention_backward_keys(a, s, head, j0, OF_QUERIES | OF_KEYS);
+        return;
+    }
+    const int64_t tiles = (s->T + TILE - 1) / TILE;
+#pragma omp parallel
+    {
+        // those with most work first
+#pragma omp for schedule(dynamic) collapse(2)
+        for (int64_t tile = tiles - 1; tile >= 0; tile--)
+            for (int64_t head = 0; head < heads; head++) attention_backward_queries(a, s, head, tile * TILE);
+#pragma omp for schedule(dynamic) collapse(2)
+        for (int64_t tile = 0; tile < tiles; tile++)
+            for (int64_t first = 0; first < heads; first += group)
+                for (int64_t head = first; head < first + group; head++)
+                    attention_backward_keys(a, s, head, tile * TILE, OF_KEYS);
+    }
 }
 
 // ----------------------------------------------------------------------------

@@ -297,6 +297,9 @@ static void check_recurrent_weights(const char* name) {
 static int test_model(void) {
     check_threads(wide);
     check_threads("fox-pro hidden_size=78 num_heads=6 num_kv_heads=2");
+    // fewer heads than threads: attention's backward pass computes tiles of queries and keys apart
+    check_threads("fox-pro hidden_size=78 num_heads=1 window_size=100");
+    check_threads("transformer-llama hidden_size=78 num_heads=1 document_reset=true");
     check_threads("deltanet hidden_size=78 num_heads=3");
     check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
     check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
