@@ -26,4 +26,9 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (cudnn) gpu_check_cudnn(c);
+    if (c->num_kv_heads)
+        warn("num_kv_heads=%lld: the GPU's kernels for it compile, but have not run on a GPU yet: compare "
+             "with "
+             "./train_fox",
+             (long long)c->num_kv_heads);
 }
