@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what a make target needs and this machine lacks, after naming it: packages of Debian and Ubuntu, and for tests the
-# Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python, or for
-# test-all with PyTorch, transformers and lm_eval, build/hf. SETUP=no: nothing is installed.
+# Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python. test-all,
+# which no target calls, adds PyTorch (from PyPI 4 GB), transformers and lm_eval: build/hf. SETUP=no: nothing is installed.
 #
 # On other systems, without root and sudo, or with SETUP=no, prints a line for each missing program or library and fails. Of
 # Python packages that cannot be installed it prints one line: tests skip what needs them.
@@ -66,7 +66,7 @@ missing=$(echo $missing)
 [ -z "$missing" ] || install $missing
 [ "$want" != build ] && [ "${SETUP:-}" != no ] || exit 0
 packages=$(sed -n 's/==.*//p' "$requirements")
-small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval')
+small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval|accelerate')
 if [ "$want" = test-all ]; then
     has python3 "$packages" || environment build/hf "$packages" && exit 0
 fi

@@ -296,7 +296,7 @@ def compare_tokens(report, tokenizer, samples, read):
 
 
 def main():
-    missing = [m for m in ("torch", "transformers", "lm_eval") if not importlib.util.find_spec(m)]
+    missing = [m for m in ("torch", "transformers", "lm_eval", "accelerate") if not importlib.util.find_spec(m)]
     if missing:
         print(f"skipped: not installed: {', '.join(missing)}\n0 passed, 0 failed")
         return

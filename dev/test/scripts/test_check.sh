@@ -133,7 +133,7 @@ for reason in "interrupted" "requirements.txt has changed"; do
     echo "# a comment" >>"$scratch/tree/scripts/requirements.txt"
 done
 packages test-all "$small" && said "installed in build/hf"
-equals "transformers torch lm_eval" "$(grep -oE 'torch$|transformers|lm_eval' "$LOG" | sort -ru | xargs)"
+equals "transformers torch lm_eval accelerate" "$(grep -oE 'torch$|transformers|lm_eval|accelerate' "$LOG" | sort -ru | xargs)"
 packages test-all "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
 packages test "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
 packages test "$small" NO_VENV=1 && equals "install -y -q --no-install-recommends python3-venv" "$(tail -n 1 "$LOG")"
