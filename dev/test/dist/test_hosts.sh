@@ -124,7 +124,7 @@ lost() {
     shift
     make_hosts 3 || { fail "$why"; return; }
     rm -rf "$repository/out/lost"
-    begin run $all 1000000 lost --timeout 5 --log-every 10 --save-every 10
+    begin run $all 1000000 lost --timeout ${timeout:-5} --log-every 10 --save-every 10
     await_output "step * 20/*"
     "$@"
 }
@@ -135,6 +135,14 @@ unplugged() {
     ends 20 137
     one_line "error: rank 1 (h1, process "
     one_line "$line"
+}
+
+# mpirun would notice after 12 s, and end all without a word.
+noticed_by_ranks() {
+    local timeout=20
+    OMPI_MCA_oob_tcp_keepalive_intvl=1 OMPI_MCA_oob_tcp_keepalive_probes=1 lost h1 unplug h1
+    ends 40 137
+    one_line "error: rank 1 (h1, process "
 }
 
 pulled() {
@@ -230,6 +238,7 @@ same_numbers
 unplugged
 if [ "${TEST_ALL:-}" ]; then
     elastic
+    noticed_by_ranks
     pulled
     frozen
     first_unplugged
