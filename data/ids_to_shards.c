@@ -20,10 +20,11 @@ remain.
 #include "../llmc/tokens/vocab_check.h"
 #include "../llmc/tokens/shard_set.h"
 #include "pack.h"
+#include "roll.h"
 
 typedef struct {
     const char *out, *tokenizer;
-    int64_t vocab_size, end_of_text, doc_len, pack, shard_tokens;
+    int64_t vocab_size, end_of_text, doc_len, roll, pack, shard_tokens;
     bool masked, version, help;
 } Options;
 
@@ -36,6 +37,8 @@ static const CliRow option_rows[] = {
      "the end-of-text token"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each document into documents of exactly D tokens; 0: a token stream"},
+    {CLI_COUNT, "roll", "SEED", offsetof(Options, roll), CLI_UNSET, 0, 1LL << 62,
+     "with --doc-len: rotate each document by an offset drawn from the seed"},
     {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
      "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
@@ -64,6 +67,8 @@ typedef struct {
 // Writes what is complete of the document in progress.
 static bool write_ready(Job* job, Error* err) {
     const int64_t ready = job->row ? job->count / job->row * job->row : job->count;
+    if (job->options->roll != CLI_UNSET)
+        roll_documents(job->ids, ready, &job->writers[job->split], job->split, job->options->roll);
     if (!shard_write(&job->writers[job->split], job->ids, ready, err)) return false;
     job->count -= ready;
     memmove(job->ids, job->ids + ready, (size_t)job->count * sizeof *job->ids);
@@ -140,6 +145,7 @@ int main(int argc, char** argv) {
     }
     if (!o.out || !o.vocab_size) die("--out and --vocab-size are needed");
     if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
+    if (o.roll != CLI_UNSET && !o.doc_len) die("--roll: only documents of --doc-len can be rolled");
     Job job = {.options = &o, .row = o.pack ? o.pack : o.doc_len};
     size_t bytes = 0;
     if (o.tokenizer && !(job.tokenizer = read_file(o.tokenizer, &bytes, &err))) die("%s", err.msg);

@@ -26,6 +26,7 @@ that change while they are read.
 #include "../llmc/tokens/vocab_hash.h"
 #include "not_text.h"
 #include "pack.h"
+#include "roll.h"
 #include "tokenizer_file.h"
 
 // ----------------------------------------------------------------------------
@@ -33,7 +34,7 @@ that change while they are read.
 
 typedef struct {
     const char *tokenizer, *vocab, *out, *list;
-    int64_t doc_len, pack, seed, shard_tokens;
+    int64_t doc_len, roll, pack, seed, shard_tokens;
     double val_fraction;
     bool json_escape, binary, skip_binary, version, help;
     bool folders; // --document folder
@@ -56,6 +57,8 @@ static const CliRow option_rows[] = {
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
+    {CLI_COUNT, "roll", "SEED", offsetof(Options, roll), CLI_UNSET, 0, 1LL << 62,
+     "with --doc-len: rotate each document by an offset drawn from the seed"},
     {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
      "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_TEXT, "document", "file|folder", offsetof(Options, document), 0, 0, 0,
@@ -117,6 +120,7 @@ static Options parse_options(int argc, char** argv) {
     if (o.document && !o.folders && strcmp(o.document, "file") != 0)
         die("--document %s: must be file or folder", o.document);
     if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
+    if (o.roll != CLI_UNSET && !o.doc_len) die("--roll: only documents of --doc-len can be rolled");
     if (o.binary && o.skip_binary) die("--binary and --skip-binary: only one of them");
     if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
@@ -398,6 +402,8 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     TokenBuffer* tokens = &job->tokens;
     tokenizer_encode(&job->tokenizer, text, n, tokens);
     const int64_t row = job->row, ready = row ? tokens->count / row * row : tokens->count;
+    if (job->options->roll != CLI_UNSET)
+        roll_documents(tokens->data, ready, &job->writers[split], split, job->options->roll);
     if (!shard_write(&job->writers[split], tokens->data, ready, err)) return false;
     tokens->count -= ready;
     memmove(tokens->data, tokens->data + ready, (size_t)tokens->count * sizeof *tokens->data);

@@ -393,7 +393,7 @@ class Writer:
         program = ROOT / "data/ids_to_shards"
         if not program.exists():
             raise Error("data/ids_to_shards is not built: make data/ids_to_shards")
-        names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "pack", "shard-tokens"
+        names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "roll", "pack", "shard-tokens"
         values = {name: getattr(settings, name.replace("-", "_"), None) for name in names}
         options = [f"--{name}={value}" for name, value in values.items() if value is not None]
         self.program = subprocess.Popen([program, *options, *flags], stdin=subprocess.PIPE)
@@ -526,6 +526,8 @@ def parse_arguments():
     add("--text-field", default="text", metavar="NAME", help="field or column of the text [text]")
     add("--doc-len", type=count, default=0, metavar="D", help="cut each document into documents of exactly D "
         "tokens and drop the rest; 0: a token stream, each document preceded by the end-of-text token")
+    add("--roll", type=count, metavar="SEED", help="with --doc-len: rotate each document by an offset drawn from "
+        "the seed")
     add("--pack", type=count, metavar="T", help="pack documents into rows of T tokens, each of which begins with "
         "a document")
     add("--val-fraction", type=float, default=0, metavar="F", help="fraction of held-out documents")

@@ -52,6 +52,10 @@ said "dropped 2 tokens"
 equals "1 2 3 4 7 8" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 left "a_train_000000.bin " ids
 
+dies "--roll: only documents of --doc-len can be rolled" write --roll 1 <$scratch/documents
+check "rolled" write --doc-len 2 --roll 1 <$scratch/documents
+equals "1 2 4 3 7 8" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
+
 # a mask: bit 31 of an id, which is none without --masked
 ids records $scratch/masked 2:1,2147483650 0:9,2147483648 4:
 dies "token 2 has id 2147483650, outside" write <$scratch/masked
@@ -201,12 +205,12 @@ done
 
 # the bytes of text_to_shards
 check "text_to_shards" c $scratch/c/stream $in/text
-check "text_to_shards" c $scratch/c/documents --doc-len 256 --shard-tokens 100000 $in/text
+check "text_to_shards" c $scratch/c/documents --doc-len 256 --roll 5 --shard-tokens 100000 $in/text
 check "text" shards $gpt2 $scratch/p/stream $in/text
 said "for the trainer: --set vocab_size=50257 --set bos_token_id=50256 --set eos_token_id=50256"
 same $scratch/c/stream_train_000000.bin $scratch/p/stream_train_000000.bin
 same $scratch/gpt2.json $scratch/p/stream_tokenizer.json
-check "documents" shards $gpt2 $scratch/p/documents --doc-len 256 --shard-tokens 100000 $in/text
+check "documents" shards $gpt2 $scratch/p/documents --doc-len 256 --roll 5 --shard-tokens 100000 $in/text
 for i in 0 1 2; do same $scratch/{c,p}/documents_train_00000$i.bin; done
 equals "$(ls $scratch/c | grep -c documents_train)" "$(ls $scratch/p | grep -c documents_train)"
 for kind in jsonl json.gz jsonl.zst parquet; do

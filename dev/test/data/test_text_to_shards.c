@@ -196,6 +196,39 @@ static void test_documents(void) {
     free(s.tokens);
 }
 
+// Each document is rotated, by offsets that all occur; the same ones with the same seed.
+static void test_rolled(void) {
+    enum { D = 4, COUNT = 400 };
+    char text[D * COUNT + 1] = "";
+    for (int i = 0; i < COUNT; i++) snprintf(text + D * i, D + 1, "%c%c%c%c", 'a' + i % 23, 'A', 'B', 'C');
+    write_text(DIR_ "roll", text);
+    int64_t offsets[D] = {0}, differ = 0;
+    uint32_t first[D * COUNT];
+    for (int run = 0; run < 3; run++) {
+        run_ok(run < 2 ? "--tokenizer byte --doc-len 4 --shard-tokens 100 --roll 7 --out " DIR_ "rolled " DIR_
+                         "roll"
+                       : "--tokenizer byte --doc-len 4 --roll 8 --out " DIR_ "rolled " DIR_ "roll",
+               "train: 400 documents, 1600 tokens");
+        Shards s = read_shards(DIR_ "rolled", "train");
+        for (int64_t i = 0; i < COUNT; i++) {
+            int o = 0;
+            while (o < D && s.tokens[D * i + (D - o) % D] != (uint8_t)text[D * i]) o++;
+            offsets[o % D]++;
+            for (int t = 0; t < D; t++)
+                CHECK(s.tokens[D * i + t] == (uint8_t)text[D * i + (t + o) % D], "document %lld",
+                      (long long)i);
+        }
+        if (run == 0) memcpy(first, s.tokens, sizeof first);
+        if (run > 0) differ += (memcmp(first, s.tokens, sizeof first) != 0) == (run == 1);
+        free(s.tokens);
+    }
+    CHECK(differ == 0, "the seed does not decide");
+    for (int o = 0; o < D; o++)
+        CHECK(offsets[o] > 240 && offsets[o] < 360, "offset %d: %lld", o, (long long)offsets[o]);
+    DIES("--roll: only documents of --doc-len can be rolled",
+         "--tokenizer byte --roll 1 --out " DIR_ "x " DIR_ "roll");
+}
+
 // Each file of make_letters repeats a letter of its own. Returns the set of letters, and thus of files, in a
 // split.
 static uint64_t letters_of(const char* prefix, const char* split) {
@@ -586,6 +619,7 @@ int main(void) {
     test_stream();
     test_shards();
     test_documents();
+    test_rolled();
     test_split();
     test_pieces();
     test_errors();
