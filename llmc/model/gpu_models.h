@@ -26,9 +26,10 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (cudnn) gpu_check_cudnn(c);
-    if (c->num_kv_heads)
-        warn("num_kv_heads=%lld: the GPU's kernels for it compile, but have not run on a GPU yet: compare "
-             "with "
-             "./train_fox",
-             (long long)c->num_kv_heads);
+    const char* untried = c->num_kv_heads          ? "num_kv_heads"
+                          : c->tie_word_embeddings ? "tie_word_embeddings"
+                          : c->rope_scaling.type   ? "rope_scaling"
+                                                   : NULL;
+    if (untried)
+        warn("%s: the GPU's code for it has not run on a GPU yet: compare with ./train_fox", untried);
 }
