@@ -6,11 +6,11 @@
 #   compute  8.5 MFLOP per token, 18 TFLOP in total: 3 minutes at 105 GFLOP/s (2 cores with AVX-512, 12,300 tokens/s)
 #   memory   150 MiB
 #
-# Trains half of the steps, then resumes from the checkpoint as after a crash, prints the held-out loss by position in the
-# context, and generates a sample. Ctrl-C saves a checkpoint, and the same command goes on. Keeps a run that is done: its
-# folder is renamed to out/quickstart_1, _2 and so on. By default forget gates start half open and take long to learn to
-# stay open. This run uses the long initialization (f = 1 - 1/T_i, T_i from 2 to 512 tokens), which gains 0.6 bits per byte
-# in such a short run.
+# Trains half of the steps, then resumes from the checkpoint as after a crash, prints samples from the first 64 steps on, and
+# the held-out loss by position in the context. Ctrl-C saves a checkpoint, and the same command goes on. Keeps a run that is
+# done: its folder is renamed to out/quickstart_1, _2 and so on. By default forget gates start half open and take long to
+# learn to stay open. This run uses the long initialization (f = 1 - 1/T_i, T_i from 2 to 512 tokens), which gains 0.6 bits
+# per byte in such a short run.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 die() {
@@ -38,10 +38,12 @@ if [ -e "$out/step_00001024" ]; then
 elif [ -e "$out" ]; then
     echo "going on with the run in $out, which is not done"
 fi
+prompt='/*
+ * Returns the number of'
 train() {
-    ./train_fox --out "$out" --resume --val-every 256 --val-tokens 128Ki --log-every 32 --model fox-pro-nano \
-        --set fgate_bias_init=true --set decay_time_max=512 --shuffle \
-        --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' "$@" || {
+    ./train_fox --out "$out" --resume --val-every 256 --val-tokens 64Ki --log-every 32 --model fox-pro-nano \
+        --set fgate_bias_init=true --set decay_time_max=512 --shuffle --sample-every 64 --generate 120 --temperature 0.7 \
+        --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' "$@" --prompt "$prompt" || {
         code=$?
         [ $code -ne 75 ] || interrupted=1
         exit $code
@@ -57,8 +59,7 @@ trap - INT EXIT
 
 echo "a sample of the trained model, from $out/step_00001024:"
 echo
-./train_fox --init "$out/step_00001024" --prompt '/*
- * Returns the number of' --generate 400 --temperature 0.7
+./train_fox --init "$out/step_00001024" --prompt "$prompt" --generate 400 --temperature 0.7
 cat <<END
 
 To try next: another prompt; the loss at four times the length trained on; a Transformer on the same data, and both side by side
