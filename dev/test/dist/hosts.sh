@@ -57,7 +57,7 @@ make_hosts() {
         host=h$i clock=(--time --monotonic $((i * 3600)) --boottime $((i * 3600)))
         unshare --time true 2>/dev/null || clock=()
         nsenter -t "$fabric" -a -w unshare --fork --net --uts --mount --ipc "${clock[@]}" bash -c 'hostname $0 &&
-            mount --bind "$1/etc_hosts" /etc/hosts && mount --bind "$1/etc_resolv" /etc/resolv.conf && echo $$ >&3
+            mount -t tmpfs none /dev/shm && mount --bind "$1/etc_hosts" /etc/hosts && mount --bind "$1/etc_resolv" /etc/resolv.conf && echo $$ >&3
             exec 3>&-; '"$hold" $host "$scratch" 3>&$made {made}>&- &
         disown
         read -rt 10 "host_pid[$host]" <&$made && cable $host dead0 10.213.88.$((i + 1)) &&
@@ -65,11 +65,12 @@ make_hosts() {
     done
     { # in place of ssh for mpirun: HOST COMMAND...
         printf '#!/bin/sh\nhost=$1\nshift\ncase $host in\n'
-        for host in "${!host_pid[@]}"; do echo "$host) exec nsenter -t ${host_pid[$host]} -a sh -c \"\$*\" ;;"; done
+        for host in "${!host_pid[@]}"; do echo "$host) exec nsenter -t ${host_pid[$host]} -a env OMPI_MCA_orte_tmpdir_base=/dev/shm sh -c \"\$*\" ;;"; done
         echo 'esac; echo "ssh: Could not resolve hostname $host: Name or service not known" >&2; exit 255'
     } >"$scratch/agent"
     chmod +x "$scratch/agent"
-    export OMPI_MCA_plm_rsh_agent=$PWD/$scratch/agent
+    # mpirun names its folders by hosts and processes, whose numbers are small and the same in every test
+    export OMPI_MCA_plm_rsh_agent=$PWD/$scratch/agent OMPI_MCA_orte_tmpdir_base=/dev/shm
     exec {made}>&-
 }
 
