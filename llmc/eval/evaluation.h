@@ -108,6 +108,7 @@ static inline void evaluation_write(ResultFile* file, const Run* run, const Posi
     json_put_double(&w, "tokens_per_second", rate);
     json_put_string(&w, "checkpoint", run->options.init);
     json_put_string(&w, "data", run->options.val_data);
+    if (run->options.roll != OPTION_UNSET) json_put_int(&w, "roll", run->options.roll);
     json_put_string(&w, "model", json_string(&run->record, run_recorded(run, "model")));
     if (json_int64(&run->record, run_recorded(run, "seq-len"), &trained))
         json_put_int(&w, "trained_seq_len", trained);
@@ -133,7 +134,9 @@ static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
     printf("%s: %s\n", run->options.init, counted(run->table.parameters, "parameter").text);
     printf("%lld of %s of %s, %s, in batches of %lld", (long long)e->sequences,
            counted(e->present, "sequence").text, counted(run->options.seq_len, "token").text,
-           e->data.doc_len > 0 ? "each the beginning of a document" : "windows in order",
+           e->data.rolls         ? "each the beginning of a rotated document"
+           : e->data.doc_len > 0 ? "each the beginning of a document"
+                                 : "windows in order",
            (long long)run->micro_batch);
     if (run->world->size > 1) printf(" on %s", counted(run->world->size, "rank").text);
     if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
@@ -162,6 +165,14 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
 // ----------------------------------------------------------------------------
 // the run
 
+// Rotates the documents of data that was opened, where --roll asks for it.
+static inline void evaluation_roll(Evaluation* e, const Options* o) {
+    if (o->roll == OPTION_UNSET) return;
+    if (e->data.doc_len == 0) die("--roll: --val-data %s has no documents, only a token stream", o->val_data);
+    e->data.rolls = true;
+    e->data.roll_seed = (uint64_t)o->roll;
+}
+
 // Collective: opens the data and checks that FILE can be written, before a model is read. Free with
 // evaluation_run.
 static inline Evaluation* evaluation_open(const Run* run) {
@@ -170,6 +181,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
     if (run->world->rank == 0) result_open(&e->file, "eval", run->options.eval);
     run_open_data(run, &e->data, run->options.val_data, run_groups(run));
+    evaluation_roll(e, &run->options);
     run_reserve_files(&e->data, NULL);
     if (e->data.doc_len > 0 && !documents_check(run->options.seq_len, e->data.masked, run->group.size, &err))
         die("%s", err.msg);
@@ -206,6 +218,7 @@ static inline void evaluation_contexts(Evaluation* e, const Trainer* trainer, Mo
         options.skip = d->T - options.seq_len;
         dataloader_close(&e->data);
         if (!dataloader_open(&e->data, run->options.val_data, &options, &err)) die("%s", err.msg);
+        evaluation_roll(e, &run->options);
         Positions p = positions_new(options.seq_len);
         p.documents = d;
         d->pass = k;

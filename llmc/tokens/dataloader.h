@@ -88,6 +88,8 @@ typedef struct {
     int64_t sequences; // n = items * columns; of a mixture how many first sequences are different ones
     // set by the caller after open
     bool unverified;       // checksums are not read
+    bool rolls;            // each document is rotated by an offset drawn from
+    uint64_t roll_seed;    // and its number, as data/roll.h does for training shards
     bool counts_documents; // of batches, and the pairs of attention in
     int64_t window;        // a window of so many keys; 0: without one
     // owned by the caller's thread
@@ -369,6 +371,13 @@ static inline bool dataloader_verify(DataShard* shard, int fd, int64_t first, in
     return true;
 }
 
+// Reads tokens [first, first + count) of an open shard.
+static inline bool dataloader_read_tokens(const DataLoader* loader, DataShard* shard, int fd, int64_t first,
+                                          int64_t count, int32_t* tokens, Error* err) {
+    return (loader->unverified || dataloader_verify(shard, fd, first, count, err)) &&
+           shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err);
+}
+
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].
 static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence, int32_t* row, Error* err) {
     const DataOptions* o = &loader->options;
@@ -384,8 +393,14 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
 
     int64_t shard_index = dataloader_find_shard(loader, item);
     DataShard* shard = &loader->shards[shard_index];
-    int64_t first = (item - shard->first_item) * (D > 0 ? D : T) + o->skip + column * T;
-    int64_t count = D > 0 ? T : T + 1;
+    const int64_t begin = (item - shard->first_item) * (D > 0 ? D : T), count = D > 0 ? T : T + 1;
+    int64_t first = begin + o->skip + column * T,
+            n = count; // the first n tokens are there, others at `begin`
+    if (loader->rolls) {
+        const int64_t offset = (int64_t)(random_u64(loader->roll_seed, 0, (uint64_t)item) % (uint64_t)D);
+        first = begin + (o->skip + column * T + offset) % D;
+        if (n > begin + D - first) n = begin + D - first;
+    }
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;
     int fd = -1;
@@ -393,8 +408,8 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     if (!dataloader_file(loader, shard_index, &fd, err)) return false;
     while (changed)
         if (!dataloader_recheck(shard, fd, &changed, err) ||
-            (!loader->unverified && !dataloader_verify(shard, fd, first, count, err)) ||
-            !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err) ||
+            !dataloader_read_tokens(loader, shard, fd, first, n, tokens, err) ||
+            (n < count && !dataloader_read_tokens(loader, shard, fd, begin, count - n, tokens + n, err)) ||
             !dataloader_recheck(shard, fd, &changed, err))
             return false;
     const uint32_t id_bits = loader->masked ? ~SHARD_COUNTS : UINT32_MAX;
@@ -404,7 +419,8 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
             return fail(err,
                         "%s: token %lld has id %u, outside the vocabulary of %lld; a new model gets a larger "
                         "one with --set vocab_size=N",
-                        shard->path, (long long)(first + t), id, (long long)o->vocab_size);
+                        shard->path, (long long)(t < n ? first + t : begin + t - n), id,
+                        (long long)o->vocab_size);
     }
     return true;
 }

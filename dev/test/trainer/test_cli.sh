@@ -580,6 +580,33 @@ mixtures() {
     rm -rf "$out"
 }
 
+# Documents that --eval rolls are those of shards which were rolled, also behind shorter contexts.
+rolled() {
+    local documents=$scratch/documents name result
+    seq 1 2000 >"$scratch/numbers" # two documents
+    check "shards" data/text_to_shards --tokenizer byte --doc-len 4096 --out "$documents" "$scratch/numbers"
+    check "rolled" data/text_to_shards --tokenizer byte --doc-len 4096 --roll 5 --out "$documents.rolled" "$scratch/numbers"
+    rm -rf "$out"
+    check "a model" train_on text --max-steps 1
+    for name in "documents.rolled" "documents --roll 5" documents "documents --roll 6"; do
+        set -- $name
+        check "--eval of $name" run --init "$out" --eval "$scratch/$1.json" --seq-len 4096 "${@:2}" \
+            --val-data "$scratch/$1_train_*.bin"
+        result=$(grep -A1 '"\(loss_mean\|last_loss\)"' "$scratch/$1.json")
+        [ "$name" = documents.rolled ] && whole=$result
+        case $name in
+            "documents --roll 5") equals "$whole" "$result" ;;
+            *.rolled) said "each the beginning of a document" ;;
+            *) [ "$whole" != "$result" ] && pass || fail "$name has the losses of --roll 5" ;;
+        esac
+    done
+    equals '"roll": 6,' "$(grep -o '"roll".*' "$scratch/documents.json")"
+    dies "--roll: only --eval rolls documents" train_on text --roll 1
+    dies "--roll: --val-data $shards/text.bin has no documents" run --init "$out" --eval "$scratch/no.json" --roll 1 \
+        --val-data "$shards/text.bin" --seq-len 16
+    rm -rf "$out"
+}
+
 odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
@@ -634,6 +661,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     texts
     schedules
     mixtures
+    rolled
     odd_options
 done
 report

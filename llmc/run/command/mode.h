@@ -72,6 +72,8 @@ static inline void mode_check_options(const CommandLine* line) {
         const char* meant = mode_meant(line->mode, row->offset);
         die("--%s: of no use with --%s: %s", row->name, mode, meant ? meant : "leave it out");
     }
+    if (line->mode != RUN_EVAL && o->roll != OPTION_UNSET)
+        die("--roll: only --eval rolls documents; data/text_to_shards --roll makes shards of rolled ones");
     if (mode && !o->init) die("--%s: with which model? give --init DIR, a checkpoint", mode);
     if (line->mode == RUN_EVAL && !o->val_data)
         die("--eval: on which text? give --val-data GLOB, held-out shards");

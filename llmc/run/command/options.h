@@ -172,6 +172,8 @@ ROW(TEXT, eval, EVALUATES, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; " \
     "--seq-len may be longer than the one trained on [65536 where documents are that long, else the " \
     "one trained on]") \
+ROW(COUNT, roll, EVALUATES, "roll", "SEED", OPTION_UNSET, 0, 1LL << 62, \
+    "with --eval: rotate each document by an offset drawn from the seed") \
 ROW(TEXT, requests, ANSWERS, "requests", "FILE", 0, 0, 0, \
     "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or " \
     "generate; and exit") \
