@@ -245,7 +245,7 @@ static inline int64_t key_base(const HeadShape* s, int64_t head) {
 
 // A tile's part of cum_logf from token t on; zeros without gate, so that loops over it have no branch.
 static inline const double* tile_logf(const double* cum_logf, int64_t t) {
-    static const double no_gate[TILE];
+    static const double no_gate[TILE] = {0};
     return cum_logf ? cum_logf + t : no_gate;
 }
 
