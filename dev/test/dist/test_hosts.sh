@@ -72,7 +72,7 @@ ends() {
     [ $# -gt 2 ] || set "$@" h0 h1 h2
     gone "${@:3}"
 }
-gone() { await 12 "trainers are left on $*" none_left "$@"; }
+gone() { await 40 "trainers are left on $*" none_left "$@"; }
 
 # ----------------------------------------------------------------------------
 
@@ -106,11 +106,12 @@ long=600
 all=h0:1,h1:1,h2:1
 # Stopped and resumed: on three hosts, on one, and on three again.
 elastic() {
+    make_hosts 3 || { fail "$why"; return; }
     check "one process" alone $long long
     begin run $all $long elastic
     await_output "step * 5/*"
     to_mpirun USR1
-    ends 20 75
+    ends 40 75
     equals "" "$(own "$scratch/stderr")"
     check "on one host" alone $long elastic --max-steps $((long - 50))
     check "on three" run $all $long elastic
@@ -132,7 +133,7 @@ line="has been stopped or is unreachable for " # and its seconds
 
 unplugged() {
     lost h1 unplug h1
-    ends 20 137
+    ends 40 137
     one_line "error: rank 1 (h1, process "
     one_line "$line"
 }
@@ -147,7 +148,7 @@ noticed_by_ranks() {
 
 pulled() {
     lost h2 pull h2
-    ends 20 137
+    ends 40 137
     one_line "error: rank 2 (h2, process "
     one_line "$line"
 }
@@ -155,7 +156,7 @@ pulled() {
 # A frozen host answers on the network; once it goes on, its ranks find the others gone.
 frozen() {
     lost h1 strike STOP h1
-    ends 20 137 h0 h2
+    ends 40 137 h0 h2
     one_line "error: rank 1 (h1, process "
     one_line "$line"
     strike CONT h1
@@ -165,7 +166,7 @@ frozen() {
 # The host of mpirun and rank 0, from which the others hear nothing: each side ends by itself.
 first_unplugged() {
     lost h0 unplug h0
-    ends 20 137
+    ends 40 137
     one_line "$line"
 }
 
@@ -173,7 +174,7 @@ first_frozen() {
     lost h0 strike STOP h0
     gone h1 h2
     strike CONT h0 # whose mpirun has the line
-    ends 20 1
+    ends 40 1
     one_line "error: rank 0 (h0, process "
     one_line "$line"
 }
