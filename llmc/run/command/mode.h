@@ -74,7 +74,7 @@ static inline void mode_check_options(const CommandLine* line) {
     }
     if (line->mode != RUN_EVAL && o->roll != OPTION_UNSET)
         die("--roll: only --eval rolls documents; data/text_to_shards --roll makes shards of rolled ones");
-    if (mode && !o->init) die("--%s: with which model? give --init DIR, a checkpoint", mode);
+    if (line->mode == RUN_EVAL && !o->init) die("--eval: with which model? give --init DIR, a checkpoint");
     if (line->mode == RUN_EVAL && !o->val_data)
         die("--eval: on which text? give --val-data GLOB, held-out shards");
     if (o->sequence_ranks > 1 && (mode_reads_sequences(line->mode) || line->mode == RUN_DUMP))
@@ -158,6 +158,8 @@ static inline void mode_check_completed(const CommandLine* line, const Options* 
     if (ranks > 1 && mode != RUN_TRAIN && mode != RUN_BENCH && mode != RUN_EVAL)
         die("only training, --bench and --eval run on %s: start one process alone",
             counted(ranks, "rank").text);
+    if (mode_reads_sequences(mode) && !o->init)
+        die("--%s: with which model? give --init DIR, a checkpoint", mode_option(line));
     if ((mode == RUN_TRAIN || mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on; data/README.md tells how to make them, and "
             "`make quickstart` makes some");
