@@ -371,10 +371,11 @@ displaced() {
 # Folders that are moved or removed under a run, or lose their lock: the run changes nothing of what is there then.
 moved_away() {
     local out=$scratch/place
-    another() { "$@" && run $short "$out" --save-every 5 --max-steps 10 >/dev/null 2>&1 && cp -r "$out" "$scratch/another"; }
+    another() { { "$@" && run $short "$out" --save-every 5 --max-steps 10 && cp -r "$out" "$scratch/another"; } >"$scratch/log" 2>&1; }
     for action in "mv $out $scratch/moved" "rm -r $out"; do
         rm -rf "$out" "$scratch/moved" "$scratch/another"
         displaced "$out" another $action
+        [ -e "$scratch/another" ] || fail "another run after: $action: $(tail -n 1 "$scratch/log")"
         check "another run's folder after: $action" diff -r "$scratch/another" "$out"
         check "which goes on" resume "$out"
         ends_same $short "$out"
