@@ -86,11 +86,13 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
 
 static struct {
     char out[PATH_LENGTH];
+    int fd;    // of the lock
     bool made; // by this process
     pid_t process;
 } out_locked;
 
-// Called when a command fails before it wrote anything to OUT: removes its lock, and OUT if the command made it.
+// Called when a command fails: if it wrote nothing to OUT, removes its lock, and OUT if the command made it. Another
+// run that has begun in the place of a folder that was moved has a lock of its own.
 static inline void out_remove_empty(void) {
     enum { DOTS_AND_LOCK = 3 };
     char path[PATH_LENGTH];
@@ -100,7 +102,8 @@ static inline void out_remove_empty(void) {
     for (int i = 0; i < count; i++) free(entries[i]);
     free(entries);
     path_join(path, out_locked.out, "lock");
-    if (count == DOTS_AND_LOCK && unlink(path) == 0 && out_locked.made) (void)rmdir(out_locked.out);
+    if (count == DOTS_AND_LOCK && file_is_at(out_locked.fd, path) && unlink(path) == 0 && out_locked.made)
+        (void)rmdir(out_locked.out);
 }
 
 // Locks OUT against other processes and creates the folder if it does not exist. The lock lasts while *fd is
@@ -119,6 +122,7 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     *fd = lock_file(path);
     if (*fd >= 0 && file_is_at(*fd, path)) {
         snprintf(out_locked.out, sizeof out_locked.out, "%s", out);
+        out_locked.fd = *fd;
         out_locked.made = made;
         out_locked.process = getpid();
         message_hooks.clean = out_remove_empty;

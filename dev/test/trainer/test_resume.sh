@@ -356,7 +356,7 @@ displaced() {
     shift
     rm -f "$scratch/pipe"
     mkfifo "$scratch/pipe"
-    run 5000 "$out" --save-every 2500 >"$scratch/pipe" 2>"$scratch/stderr" &
+    "$trainer" $options --max-tokens $((5000 * 64)) --out "$out" --save-every 2500 >"$scratch/pipe" 2>"$scratch/stderr" &
     pid=$!
     exec 8<"$scratch/pipe"
     while read -r line <&8; do case $line in "step "*" 5/5000 "*) break ;; esac; done
@@ -372,6 +372,10 @@ displaced() {
 moved_away() {
     local out=$scratch/place
     another() { { "$@" && run $short "$out" --save-every 5 --max-steps 10 && cp -r "$out" "$scratch/another"; } >"$scratch/log" 2>&1; }
+    # another run, at its very start, seen by the first one when it is there
+    begun() { kill -STOP "$pid" && rm -r "$out" && mkdir "$out" && : >"$out/lock" && kill -CONT "$pid"; }
+    displaced "$out" begun
+    equals lock "$(ls "$out")"
     for action in "mv $out $scratch/moved" "rm -r $out"; do
         rm -rf "$out" "$scratch/moved" "$scratch/another"
         displaced "$out" another $action
