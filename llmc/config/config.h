@@ -210,7 +210,7 @@ static const ConfigKey config_keys[] = {
 #define ENDS                                                                                                 \
     NUMBER(KEY_REAL, initializer_range, 0, 10)                                                               \
     BOOL(document_reset)                                                                                     \
-    BOOL(tie_word_embeddings)                                                          \
+    BOOL(tie_word_embeddings)                                                                                \
     NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)                                                    \
     NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
 

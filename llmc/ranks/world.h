@@ -218,13 +218,14 @@ static inline void world_barrier(World* w) {
 
 // x[n] += y[n], floats or doubles.
 static inline void world_add(void* x, const void* y, size_t n, size_t element_bytes) {
-    for (size_t i = 0; element_bytes == sizeof(float) && i < n; i++) ((float*)x)[i] += ((const float*)y)[i];
-    for (size_t i = 0; element_bytes == sizeof(double) && i < n; i++)
-        ((double*)x)[i] += ((const double*)y)[i];
+    if (element_bytes == sizeof(float))
+        for (size_t i = 0; i < n; i++) ((float*)x)[i] += ((const float*)y)[i];
+    else
+        for (size_t i = 0; i < n; i++) ((double*)x)[i] += ((const double*)y)[i];
 }
 
-// Collective: replaces each of x[n], floats or doubles, by its sum over all ranks, added in the order of ranks on rank
-// 0: the same bits on all ranks, each time.
+// Collective: replaces each of x[n], floats or doubles, by its sum over all ranks, added on rank 0 in the order
+// of ranks: the same bits on all ranks, each time.
 static inline void world_sum_reals(World* w, void* x, size_t n, size_t element_bytes) {
     const size_t bytes = n * element_bytes;
     int lost = -1;

@@ -92,28 +92,25 @@ assert one["sequences"] == two["sequences"] == 9 and one["loss"] == two["loss"] 
         "$scratch/eval1.json" "$scratch/eval2.json"
 }
 
-# The gate's bias alone is the gate. A rank that kept its old biases would compute other bits than one that has read
-# them from the checkpoint.
-biases() {
+# trains_the_same NAME OPTION...: one rank and two have the same losses, and two that stop and go on the same bits
+trains_the_same() {
+    local name=$1 ranks
+    shift
     for ranks in 1 2; do
-        check "bias_only" train $ranks bias$ranks --set fgate_type=bias_only
+        check "$name" train $ranks "$name$ranks" "$@"
     done
-    near 2e-3 bias1 bias2
-    check "stop" train 2 bias.stopped --set fgate_type=bias_only --max-steps 7
-    check "go on" resume 2 bias.stopped
-    same_weights bias2 bias.stopped
+    near 2e-3 "${name}1" "${name}2"
+    check "stop" train 2 "$name.stopped" "$@" --max-steps 7
+    check "go on" resume 2 "$name.stopped"
+    same_weights "${name}2" "$name.stopped"
 }
 
+# The gate's bias alone is the gate. A rank that kept its old biases would compute other bits than one that has read
+# them from the checkpoint.
+biases() { trains_the_same bias --set fgate_type=bias_only; }
+
 # The embedding's gradient, with that of a tied lm_head, is complete only at the end of the backward pass.
-tied() {
-    for ranks in 1 2; do
-        check "tied embeddings" train $ranks tied$ranks --set tie_word_embeddings=true
-    done
-    near 2e-3 tied1 tied2
-    check "stop" train 2 tied.stopped --set tie_word_embeddings=true --max-steps 7
-    check "go on" resume 2 tied.stopped
-    same_weights tied2 tied.stopped
-}
+tied() { trains_the_same tied --set tie_word_embeddings=true; }
 
 # --fp8: scales are those of all ranks' batches, so after the same weights the same on any number of ranks.
 in_fp8() {
