@@ -487,12 +487,13 @@ typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
 
-static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                  int64_t T, bool train) {
+static void attention_activations(Activations* rows, const Layer* layer, bool train) {
     (void)train;
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    const Config* config = layer->config;
+    int64_t T = layer->T, BT = layer->B * T, d = config->hidden_size, NH = config->num_heads,
+            dh = config_head_size(config);
     int64_t KVH = config_key_heads(config), kd = KVH * dh;
-    int64_t R = table->proj.rows, gated = config_has_gate(config);
+    int64_t R = layer_proj(layer).rows, gated = config_has_gate(config);
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
 
@@ -500,7 +501,7 @@ static void attention_activations(Activations* rows, const Config* config, const
 
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 
@@ -509,12 +510,12 @@ static void attention_init(const Layer* layer) {
     AttentionActs a = attention_acts(layer);
     const Rotation rotation = config_rotation(layer->config);
     int64_t dh = config_head_size(layer->config);
-    for (int64_t t = 0; layer->config->use_rope && t < layer->T; t++)
-        rope_angles(a.angles + t * dh, t, dh, &rotation);
+    if (!layer->config->use_rope || a.angles[0] > 0) return; // not needed, or filled for a layer before
+    for (int64_t t = 0; t < layer->T; t++) rope_angles(a.angles + t * dh, t, dh, &rotation);
 }
 
 static HeadShape attention_shape_of(const Layer* layer) {
-    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
+    int64_t dh = config_head_size(layer->config), R = layer_proj(layer).rows;
     HeadShape s = {.B = layer->B,
                    .T = layer->T,
                    .NH = layer->config->num_heads,
@@ -533,12 +534,12 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     const ParamTable* table = layer->table;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = params_column(table, P_Q_PROJ);
-    k->column = params_column(table, P_K_PROJ);
-    v->column = params_column(table, P_V_PROJ);
+    q->column = params_column(table, P_Q_PROJ, layer->l);
+    k->column = params_column(table, P_K_PROJ, layer->l);
+    v->column = params_column(table, P_V_PROJ, layer->l);
     q->shift = -1;
-    k->shift = params_column(table, P_K_SHIFT);
-    v->shift = params_column(table, P_V_SHIFT);
+    k->shift = params_column(table, P_K_SHIFT, layer->l);
+    v->shift = params_column(table, P_V_SHIFT, layer->l);
     q->weight = layer_param(layer, P_Q_NORM);
     q->dweight = layer_grad(layer, P_Q_NORM);
     k->weight = layer_param(layer, P_K_NORM);
@@ -557,7 +558,7 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
 
 // The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
 static inline real* proj_column(const Layer* layer, real* proj, ParamKind kind) {
-    int64_t column = params_column(layer->table, kind);
+    int64_t column = params_column(layer->table, kind, layer->l);
     return proj && column >= 0 ? proj + column : NULL;
 }
 
@@ -631,7 +632,8 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
     HeadPath paths[3];
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
-    PagedAttention attention = {.o = a.o,
+    PagedAttention attention = {.config = layer->config,
+                                .o = a.o,
                                 .q = a.q,
                                 .k = a.k,
                                 .v = a.v,
@@ -642,13 +644,15 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
                                 .k_weight = layer_param(layer, P_K_NORM)};
     const Rotation rotation = config_rotation(layer->config);
     attention_paths(layer, &a, paths);
-    for (int64_t s = 0; layer->l == 0 && layer->config->use_rope && s < e->sequences; s++) // for all layers
+    const bool turns = layer->config->use_rope && !cache->has_angles; // for this layer and those behind it
+    for (int64_t s = 0; turns && s < e->sequences; s++)
         for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++)
             rope_angles(a.angles + i * shape.dh, cache_position(e, s, i), shape.dh, &rotation);
+    cache->has_angles |= turns;
 
     linear_forward(a.proj, extend_normed(layer, cache, in, P_MIXER_NORM), NULL, &in_proj);
     qkv_forward(paths, a.proj, cache_before(layer, cache, a.proj), a.angles, &shape);
-    paged_attention(&attention, &shape, cache, layer->l);
+    paged_attention(&attention, &shape, cache, layer->number);
     output_gate_forward(a.y, a.o, &output_gate, &shape);
     linear_forward(out, a.y, in, &o_proj);
 }
@@ -667,6 +671,8 @@ static const Mixer attention_mixer = {
 
 static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
+
+static const Mixer* mixer_of(const Layer* layer) { return mixers[layer->config->mixer]; }
 
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
@@ -703,10 +709,9 @@ typedef struct {
     MLP_ACTS(ACTIVATION_FIELD)
 } MlpActs;
 
-static void mlp_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                            int64_t T, bool train) {
-    int64_t BT = B * T, I = config_mlp_size(config);
-    (void)table, (void)train;
+static void mlp_activations(Activations* rows, const Layer* layer, bool train) {
+    int64_t BT = layer->B * layer->T, I = config_mlp_size(layer->config);
+    (void)train;
     MLP_ACTS(ACTIVATION_ROW)
 }
 
@@ -828,9 +833,15 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     memset(&pass, 0, sizeof pass);
     pass.B = B;
     pass.T = T;
+    for (int64_t l = 0; l < config->num_hidden_layers; l++) {
+        const Layer layer = layer_of(table, l, B, T);
+        const MixerKind kind = layer.config->mixer;
+        if (layer.number == 0) mixers[kind]->activations(&pass.tables[PASS_MIXER + kind], &layer, true);
+        if (l == 0) mlp_activations(&pass.tables[PASS_MLP], &layer, true);
+        pass.layers[PASS_MIXER + kind]++;
+    }
     model_activations(&pass.tables[PASS_MODEL], config, B, T);
-    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, true);
-    mlp_activations(&pass.tables[PASS_MLP], config, table, B, T, true);
+    pass.layers[PASS_MODEL] = pass.layers[PASS_MLP] = config->num_hidden_layers;
     return pass;
 }
 
@@ -863,16 +874,10 @@ static Acts pass_acts(const Pass* pass, int64_t l) {
 }
 
 static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
-    Layer layer;
-    memset(&layer, 0, sizeof layer);
-    layer.config = &model->config;
-    layer.table = &model->table;
-    layer.l = l;
-    layer.B = pass->B;
-    layer.T = pass->T;
+    Layer layer = layer_of(&model->table, l, pass->B, pass->T);
     layer.params = model->params;
     layer.grads = model->grads;
-    layer.mixer = &pass->tables[PASS_MIXER];
+    layer.mixer = &pass->tables[PASS_MIXER + layer.config->mixer];
     layer.mlp = &pass->tables[PASS_MLP];
     layer.doc_start = pass_acts(pass, 0).doc_start;
     layer.partial = pass_acts(pass, 0).partial;
@@ -886,8 +891,10 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     model->pass = pass_plan(&model->config, &model->table, B, T);
     pass_allocate(&model->pass, model->grads ? model->config.num_hidden_layers : 1, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
-    Layer layer = model_layer(model, &model->pass, 0);
-    if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &model->pass, l);
+        if (mixer_of(&layer)->init) mixer_of(&layer)->init(&layer);
+    }
 }
 
 static void model_free(Model* model) {
@@ -920,7 +927,7 @@ static void block_forward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
 
     rmsnorm_forward(a.mixer_in, a.x, &norm);
-    mixers[model->config.mixer]->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    mixer_of(&layer)->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm);
@@ -1009,7 +1016,7 @@ static void block_backward(Model* model, int64_t l) {
         rmsnorm_backward(a.dx, a.dbranch, a.x_mid, &norm, a.partial);
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-    mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx, a.mixer_in);
+    mixer_of(&layer)->backward(&layer, a.dbranch, a.dx, a.mixer_in);
     rmsnorm_backward(a.dx, a.dbranch, a.x, &norm, a.partial);
 }
 
@@ -1076,7 +1083,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass pass = pass_plan(&model->config, &model->table, 1, 1); // no memory: the cache has its own
     Layer layer = model_layer(model, &pass, 0);
     layer.grads = NULL;
-    return cache_allocate(&layer, mixers[model->config.mixer], &mlp, sizes);
+    return cache_allocate(&model->config, &layer, mixers, &mlp, sizes);
 }
 
 #ifndef TESTING
@@ -1168,7 +1175,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 
 static int64_t run_cache_bytes(const void* of, const CacheSizes* sizes) {
     const Run* run = (const Run*)of;
-    return cache_bytes(&run->config, &run->table, mixers[run->config.mixer], &mlp, sizes);
+    return cache_bytes(&run->config, &run->table, mixers, &mlp, sizes);
 }
 
 static CpuPlan make_plan(const Run* run) {

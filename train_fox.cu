@@ -108,13 +108,13 @@ static void attention_activations(Activations* rows, const Layer* layer, Recompu
 
 static HeadActs head_acts(const Layer* layer) {
     HeadActs a;
-    activations_rows(layer->mixer, 0, layer->l, &a, sizeof a);
+    activations_rows(layer->mixer, 0, layer->number, &a, sizeof a);
     return a;
 }
 
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
-    activations_last(layer->mixer, layer->l, &a, sizeof a);
+    activations_last(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 
@@ -437,27 +437,27 @@ static Acts pass_acts(const Pass* pass, int64_t l) {
     return a;
 }
 
-static const Mixer* model_mixer(const Model* model) {
-    return sequence_ranks(&model->sequence) > 1 ? &sequence_attention_mixer : mixers[model->config.mixer];
+static const Mixer* model_mixer(const Model* model, int64_t l) {
+    return sequence_ranks(&model->sequence) > 1 ? &sequence_attention_mixer
+                                                : mixers[model->table.by_layer[l].config.mixer];
 }
 
 static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     Layer layer = {};
-    layer.config = &model->config;
     layer.table = &model->table;
-    layer.l = l;
+    layer_move(&layer, l);
     layer.B = pass->B;
     layer.T = pass->T;
     layer.weights = model->weights;
     layer.weights_fp32 = model->weights_fp32;
     layer.grads = model->grads;
-    layer.mixer = &pass->tables[PASS_MIXER];
+    layer.mixer = &pass->tables[PASS_MIXER + layer.config->mixer];
     layer.mlp = &pass->tables[PASS_MLP];
     layer.mixer_context = &model->sequence;
     layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // inference has no walls
     layer.scratch = model->scratch.memory;
     norm_partials(layer.partial, model->partial,
-                  model_mixer(model)->sums_on_main ? NULL : &model->weight_stream.side);
+                  model_mixer(model, l)->sums_on_main ? NULL : &model->weight_stream.side);
     layer.matmul = &model->matmul;
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
@@ -475,10 +475,15 @@ static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {};
     pass.B = B;
     pass.T = T;
-    const Layer layer = model_layer(model, &pass, 0);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        const Layer layer = model_layer(model, &pass, l);
+        const int t = PASS_MIXER + layer.config->mixer;
+        if (layer.number == 0) model_mixer(model, l)->activations(&pass.tables[t], &layer, recompute);
+        pass.layers[t]++;
+    }
     model_activations(&pass.tables[PASS_MODEL], model, B * T, recompute);
-    model_mixer(model)->activations(&pass.tables[PASS_MIXER], &layer, recompute);
     mlp_activations(&pass.tables[PASS_MLP], &model->config, B * T, recompute);
+    pass.layers[PASS_MODEL] = pass.layers[PASS_MLP] = model->config.num_hidden_layers;
     return pass;
 }
 
@@ -486,10 +491,13 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
     Pass pass = {};
     pass.B = B;
     pass.T = T;
-    Layer layer = model_layer(model, &pass, 0);
-    layer.forward_only = recompute == FORWARD_ONLY;
-    return std::max(model_mixer(model)->scratch_bytes(&layer),
-                    embedding_scratch_bytes(B * T, model->config.hidden_size));
+    size_t bytes = embedding_scratch_bytes(B * T, model->config.hidden_size);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &pass, l);
+        layer.forward_only = recompute == FORWARD_ONLY;
+        bytes = std::max(bytes, model_mixer(model, l)->scratch_bytes(&layer));
+    }
+    return bytes;
 }
 
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
@@ -559,8 +567,8 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->acts = pass_acts(&model->pass, 0);
     scratch_reserve(&model->scratch, model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
-    Layer layer = model_layer(model, &model->pass, 0);
-    if (model_mixer(model)->init) model_mixer(model)->init(&layer);
+    const Layer layer = model_layer(model, &model->pass, 0);
+    if (model_mixer(model, 0)->init) model_mixer(model, 0)->init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
@@ -644,8 +652,10 @@ static PruningCount* model_pruning(Model* model) {
 static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
-    const Layer layer = model_layer(model, &model->pass, bucket - 1);
-    if (model->fp8) model_mixer(model)->weights_in_fp8(&layer, model->fp8);
+    const int64_t l = bucket - 1;
+    if (!model->fp8 || l < 0 || l >= model->config.num_hidden_layers) return;
+    const Layer layer = model_layer(model, &model->pass, l);
+    model_mixer(model, l)->weights_in_fp8(&layer, model->fp8);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
@@ -676,7 +686,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
 
     if (!recomputing) model_await_weights(model, 1 + l);
     rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
-    model_mixer(model)->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    model_mixer(model, l)->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm, model->stream);
@@ -695,7 +705,7 @@ static void model_begin_step(Model* model) {
     const Layer layer = model_layer(model, &model->pass, 0);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
-    if (model_mixer(model)->begin_step) model_mixer(model)->begin_step(&layer);
+    if (model_mixer(model, 0)->begin_step) model_mixer(model, 0)->begin_step(&layer);
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
@@ -802,7 +812,7 @@ static void block_backward(Model* model, int64_t l) {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-    DeferredWeight in_proj = model_mixer(model)->backward(&layer, a.dbranch, a.dx);
+    DeferredWeight in_proj = model_mixer(model, l)->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
@@ -813,7 +823,7 @@ static void block_backward(Model* model, int64_t l) {
 // Runs work(), from the second pass on as a CUDA graph, unless the mixer is eager.
 template <class Work>
 static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
-    if (!model->warm || model->sequential || model_mixer(model)->eager) return work();
+    if (!model->warm || model->sequential || model_mixer(model, 0)->eager) return work();
     pass_graph_run(graph, dloss, &model->capturing, model->stream, work);
 }
 
@@ -915,7 +925,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
     model_await_all_weights(model);
-    return cache_allocate(&layer, model_mixer(model), sizes);
+    return cache_allocate(&layer, model_mixer(model, 0), sizes);
 }
 
 #ifndef TESTING
@@ -1038,7 +1048,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 
 static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;
-    return cache_bytes(&m->config, &m->table, model_mixer(m), sizes);
+    return cache_bytes(&m->config, &m->table, model_mixer(m, 0), sizes);
 }
 
 static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {

@@ -103,7 +103,8 @@ struct DecodeBench {
 
     Layer layer_of(int64_t l) {
         Layer layer = {};
-        layer.config = &config, layer.table = &table, layer.l = l, layer.B = 1, layer.T = n;
+        layer.table = &table, layer.B = 1, layer.T = n;
+        layer_move(&layer, l);
         layer.weights = weights, layer.weights_fp32 = weights_fp32;
         layer.matmul = &matmul, layer.stream = stream;
         return layer;

@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
         int64_t d = c.hidden_size, I = config_mlp_size(&c), L = c.num_hidden_layers;
         double total[2] = {0, 0};
         printf("%s\n", model);
-        layer(total, L, false, "projection", M, matmul_padded(table.proj.rows), d);
+        layer(total, L, false, "projection", M, matmul_padded(table.by_layer[0].proj.rows), d);
         layer(total, L, true, "output", M, d, d);
         layer(total, L, false, "gate, up", M, 2 * I, d);
         layer(total, L, true, "down", M, d, I);

@@ -49,6 +49,8 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
     t.buckets = (int64_t*)xcalloc((size_t)L + 3, sizeof(int64_t));
+    t.by_layer = (LayerTable*)xcalloc((size_t)L, sizeof(LayerTable));
+    for (int64_t l = 0; l < L; l++) t.by_layer[l].config = *c, t.by_layer[l].number = l;
     for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
 
     params_begin_bucket(&t, align);

@@ -19,11 +19,11 @@ RMSNorm is here because all of them call it.
 enum { NUM_PIECES = 32 }; // that sums over rows are taken in, whatever the number of threads
 
 typedef struct {
-    const Config* config;
+    const Config* config; // as this layer's mixer sees it
     const ParamTable* table;
-    int64_t l, B, T;
-    const real* params; // the flat buffers of the parameter table
-    real* grads;        // NULL without a backward pass
+    int64_t l, number, B, T; // number: among the layers of its mixer, whose activations are one table
+    const real* params;      // the flat buffers of the parameter table
+    real* grads;             // NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
     const int32_t* doc_start; // [B,T] of the pass (llmc/model/documents.h); NULL without document_reset
@@ -35,8 +35,8 @@ typedef struct Cache Cache;
 
 // What takes a block's normed residual stream back to it: attention or what may take its place, or the MLP.
 typedef struct {
-    // adds the tensors of a pass over [B, T] tokens; `train` is false in inference
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, bool train);
+    // adds the tensors of a pass over the layer's [B, T] tokens; `train` is false in inference
+    void (*activations)(Activations*, const Layer*, bool train);
     void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
     // out = residual + mixer(in)
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
@@ -48,6 +48,24 @@ typedef struct {
     bool recurrent;
     void (*extend)(const Layer*, Cache*, real* out, const real* in);
 } Mixer;
+
+// Makes the layer's config, l and number those of layer l.
+static inline void layer_move(Layer* layer, int64_t l) {
+    layer->config = &layer->table->by_layer[l].config;
+    layer->l = l;
+    layer->number = layer->table->by_layer[l].number;
+}
+
+// Layer l of a pass over [B, T] tokens, without tensors.
+static inline Layer layer_of(const ParamTable* table, int64_t l, int64_t B, int64_t T) {
+    Layer layer;
+    memset(&layer, 0, sizeof layer);
+    layer.table = table;
+    layer.B = B;
+    layer.T = T;
+    layer_move(&layer, l);
+    return layer;
+}
 
 // Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
 static inline int64_t layer_logit_rows(const Config* c, int64_t rows) {
@@ -73,10 +91,12 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     return linear;
 }
 
+static inline Projection layer_proj(const Layer* layer) { return layer->table->by_layer[layer->l].proj; }
+
 // The fused projection [R, d] of all that the mixer reads of its input.
 static inline Linear layer_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, layer->table->proj.first);
-    linear.N = layer->table->proj.rows;
+    Linear linear = layer_linear(layer, layer_proj(layer).first);
+    linear.N = layer_proj(layer).rows;
     return linear;
 }
 

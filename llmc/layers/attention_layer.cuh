@@ -10,7 +10,7 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 
 // Shape of all heads over the layer's tokens
 static inline HeadShape attention_shape_of(const Layer* layer) {
-    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
+    int64_t dh = config_head_size(layer->config), R = layer_proj(layer).rows, NH = layer->config->num_heads;
     return {.B = layer->B,
             .T = layer->T,
             .NH = NH,
@@ -28,12 +28,12 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
 static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = params_column(layer->table, P_Q_PROJ);
-    k->column = params_column(layer->table, P_K_PROJ);
-    v->column = params_column(layer->table, P_V_PROJ);
+    q->column = params_column(layer->table, P_Q_PROJ, layer->l);
+    k->column = params_column(layer->table, P_K_PROJ, layer->l);
+    v->column = params_column(layer->table, P_V_PROJ, layer->l);
     q->shift = -1;
-    k->shift = params_column(layer->table, P_K_SHIFT);
-    v->shift = params_column(layer->table, P_V_SHIFT);
+    k->shift = params_column(layer->table, P_K_SHIFT, layer->l);
+    v->shift = params_column(layer->table, P_V_SHIFT, layer->l);
     q->weight = layer_param(layer, layer->weights, P_Q_NORM);
     q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
     k->weight = layer_param(layer, layer->weights, P_K_NORM);
@@ -44,15 +44,15 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
 
 // Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no dproj.
 static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
-    int64_t column = params_column(layer->table, kind);
+    int64_t column = params_column(layer->table, kind, layer->l);
     return proj && column >= 0 ? proj + column : NULL;
 }
 
 // The output gate's columns in dproj's FP8 tensor
 static inline Fp8Tensor attention_dgate8(const Layer* layer) {
     Fp8Tensor columns = layer_in_proj(layer).fp8.dout;
-    if (params_column(layer->table, P_OGATE_PROJ) < 0) return Fp8Tensor{};
-    if (columns.data) columns.data += params_column(layer->table, P_OGATE_PROJ);
+    if (params_column(layer->table, P_OGATE_PROJ, layer->l) < 0) return Fp8Tensor{};
+    if (columns.data) columns.data += params_column(layer->table, P_OGATE_PROJ, layer->l);
     return columns;
 }
 
@@ -87,7 +87,7 @@ typedef struct {
 // All heads of the layer
 static inline AttentionHeads attention_heads(const Layer* layer) {
     AttentionHeads heads = {.shape = attention_shape_of(layer),
-                            .gate = params_column(layer->table, P_FGATE_PROJ),
+                            .gate = params_column(layer->table, P_FGATE_PROJ, layer->l),
                             .gate_bias = layer_param_fp32(layer, P_FGATE_BIAS),
                             .gate_dbias = layer_param(layer, layer->grads, P_FGATE_BIAS),
                             .dqkv8 = layer_in_proj(layer).fp8.dout,

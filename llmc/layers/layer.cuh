@@ -26,9 +26,9 @@ typedef struct {
 } WeightStream;
 
 typedef struct {
-    const Config* config;
+    const Config* config; // as this layer's mixer sees it
     const ParamTable* table;
-    int64_t l, B, T;
+    int64_t l, number, B, T;   // number: among the layers of its mixer, whose activations are one table
     const bf16* weights;       // flat buffer of the parameter table
     const float* weights_fp32; // of the tensors that kernels read in fp32: gates' and time steps'
     float* grads;              // flat buffer; NULL without a backward pass
@@ -76,8 +76,15 @@ typedef enum {
 // The layer's tensors of a mixer's whole table.
 template <class Acts> static inline Acts mixer_acts(const Layer* layer) {
     Acts a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
+}
+
+// Makes the layer's config, l and number those of layer l.
+static inline void layer_move(Layer* layer, int64_t l) {
+    layer->config = &layer->table->by_layer[l].config;
+    layer->l = l;
+    layer->number = layer->table->by_layer[l].number;
 }
 
 // ----------------------------------------------------------------------------
@@ -120,19 +127,20 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
             .fp8 = layer_fp8(layer, layer->l, kind, N)};
 }
 
+static inline Projection layer_proj(const Layer* layer) { return layer->table->by_layer[layer->l].proj; }
+
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
 // last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
 // reads and whose gradient is 0.
 static inline Linear layer_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, layer->table->proj.first);
-    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
-    linear.fp8 = layer_fp8(layer, layer->l, layer->table->proj.first, linear.N);
+    Linear linear = layer_linear(layer, layer_proj(layer).first);
+    linear.N = linear.out_stride = matmul_padded(layer_proj(layer).rows);
+    linear.fp8 = layer_fp8(layer, layer->l, layer_proj(layer).first, linear.N);
     return linear;
 }
 
-// Before a pass reads new weights of the layer: their copies in FP8. Outside the model's layers there are none.
+// Before a pass reads new weights of the layer: their copies in FP8.
 static inline void layer_weights_in_fp8(const Layer* layer, const Fp8State* s) {
-    if (layer->l < 0 || layer->l >= s->layers) return;
     const bf16* w[FP8_LINEARS];
     for (int i = 0; i < FP8_LINEARS; i++) w[i] = layer_param(layer, layer->weights, s->shapes[i].kind);
     fp8_weights(s, layer->l, w, layer->stream);

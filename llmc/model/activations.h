@@ -16,7 +16,7 @@ Called by the trainers and, for their own tables, by mixers.
 */
 #pragma once
 
-#include "../base/common.h"
+#include "../config/config.h"
 
 enum { ACTIVATIONS_MAX = 32 };
 
@@ -109,22 +109,31 @@ static inline void activations_last(const Activations* a, int64_t l, void* point
 // ----------------------------------------------------------------------------
 // all tables of a pass over [B, T] tokens, or of an extension of B sequences by T tokens
 
-enum { PASS_MODEL, PASS_MIXER, PASS_MLP, NUM_PASS_TABLES };
+// PASS_MIXER + a MixerKind: that of the layers with this mixer
+enum { PASS_MODEL, PASS_MLP, PASS_MIXER, NUM_PASS_TABLES = PASS_MIXER + NUM_MIXERS };
 
 typedef struct {
     int64_t B, T;
     Activations tables[NUM_PASS_TABLES];
+    int64_t layers[NUM_PASS_TABLES]; // that a table is for
 } Pass;
+
+// The layers that table t has room for: L is that of the model, or 1 where all layers share every tensor.
+static inline int64_t pass_layers(const Pass* pass, int t, int64_t L) {
+    return L < pass->layers[t] ? L : pass->layers[t];
+}
 
 // Bytes for L layers. Allocates nothing, writes nothing.
 static inline int64_t pass_bytes(const Pass* pass, int64_t L) {
     int64_t bytes = 0;
-    for (int t = 0; t < NUM_PASS_TABLES; t++) bytes += activations_bytes(&pass->tables[t], L);
+    for (int t = 0; t < NUM_PASS_TABLES; t++)
+        bytes += activations_bytes(&pass->tables[t], pass_layers(pass, t, L));
     return bytes;
 }
 
 static inline void pass_allocate(Pass* pass, int64_t L, void* (*allocate)(size_t bytes)) {
-    for (int t = 0; t < NUM_PASS_TABLES; t++) activations_allocate(&pass->tables[t], L, allocate);
+    for (int t = 0; t < NUM_PASS_TABLES; t++)
+        activations_allocate(&pass->tables[t], pass_layers(pass, t, L), allocate);
 }
 
 static inline void pass_free(Pass* pass, void (*release)(void*)) {

@@ -34,10 +34,11 @@ typedef struct {
 // The linear layers of a block, in the order of the enum.
 static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, const ParamTable* table) {
     const int64_t d = c->hidden_size, I = config_mlp_size(c), kd = config_key_heads(c) * config_head_size(c);
-    const Fp8Shape of_block[FP8_LINEARS] = {{table->proj.first, d * (c->use_output_gate ? 2 : 1) + 2 * kd, d},
-                                            {P_O_PROJ, d, d},
-                                            {P_GATE_PROJ, 2 * I, d},
-                                            {P_DOWN_PROJ, d, I}};
+    const Fp8Shape of_block[FP8_LINEARS] = {
+        {table->by_layer[0].proj.first, d * (c->use_output_gate ? 2 : 1) + 2 * kd, d},
+        {P_O_PROJ, d, d},
+        {P_GATE_PROJ, 2 * I, d},
+        {P_DOWN_PROJ, d, I}};
     memcpy(shapes, of_block, sizeof of_block);
 }
 

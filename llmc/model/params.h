@@ -11,7 +11,7 @@ the table, what adds rows to it, and attention's rows; a baseline's rows are in 
 llmc/baselines/mixers.h, which knows all mixers, builds the tables.
 
 A mixer's matrices that multiply the same input, the normed residual stream, are adjacent rows without padding
-between them: together they are one matrix [proj.rows, d], the fused projection, and one GEMM computes, for
+between them: together they are one matrix [R, d], the fused projection, and one GEMM computes, for
 example, q, k, v, the output gate, the forget gate and the shift gates of attention.
 
 With several ranks the flat buffer is reduced and gathered in buckets: the embedding, each layer, and the
@@ -68,11 +68,17 @@ typedef struct {
     int64_t fp32; // its first element among the weights that GPU kernels read in fp32; -1: they read bf16
 } Param;
 
-// The fused projection [rows, d], the same in all layers. Its output is [B, T, rows].
+// The fused projection [rows, d] of a layer. Its output is [B, T, rows].
 typedef struct {
     ParamKind first; // its first tensor
     int64_t rows;
 } Projection;
+
+typedef struct {
+    Config config;  // the model's as the layer's mixer sees it
+    int64_t number; // among the layers of its mixer
+    Projection proj;
+} LayerTable;
 
 typedef struct {
     Param* rows;
@@ -85,7 +91,7 @@ typedef struct {
     int* index;            // [L * NUM_PARAM_KINDS]: row of a kind in a layer, -1 where the model has none
     int num_buckets;       // L + 2: embedding, layers, final norm and lm_head
     int64_t* buckets;      // [num_buckets + 1] first elements; the last is count
-    Projection proj;
+    LayerTable* by_layer;  // [L]
 } ParamTable;
 
 // ----------------------------------------------------------------------------
@@ -132,9 +138,10 @@ static inline void params_add_proj(ParamTable* t, ParamKind kind, int64_t l, con
                                    int64_t d) {
     const int64_t shape[3] = {rows, d, 0}, before = t->num_rows - 1;
     const int64_t column = t->rows[before].column < 0 ? 0 : t->rows[before].column + t->rows[before].shape[0];
+    Projection* proj = &t->by_layer[l].proj;
     params_add(t, kind, l, name, INIT_NORMAL, shape, column > 0)->column = column;
-    if (column == 0) t->proj.first = kind;
-    t->proj.rows = column + rows;
+    if (column == 0) proj->first = kind;
+    proj->rows = column + rows;
 }
 
 // The weights of a convolution over n channels; `fused` with those of the row before.
@@ -260,6 +267,7 @@ static inline void params_free(ParamTable* t) {
     free(t->rows);
     free(t->index);
     free(t->buckets);
+    free(t->by_layer);
     memset(t, 0, sizeof *t);
 }
 
@@ -282,10 +290,18 @@ static inline const Param* params_find(const ParamTable* t, ParamKind kind, int6
     return row < 0 ? NULL : &t->rows[row];
 }
 
-// The first column of a kind in the fused projection's output; -1 where the model has none.
-static inline int64_t params_column(const ParamTable* t, ParamKind kind) {
-    const Param* p = params_find(t, kind, 0);
+// The first column of a kind in the output of layer l's fused projection; -1 where the layer has none.
+static inline int64_t params_column(const ParamTable* t, ParamKind kind, int64_t l) {
+    const Param* p = params_find(t, kind, l);
     return p ? p->column : -1;
+}
+
+// Rows of the widest fused projection.
+static inline int64_t params_widest_proj(const ParamTable* t, int64_t L) {
+    int64_t rows = 0;
+    for (int64_t l = 0; l < L; l++)
+        if (t->by_layer[l].proj.rows > rows) rows = t->by_layer[l].proj.rows;
+    return rows;
 }
 
 // Initial value of element i of row r of the table, a function of (seed, layer, kind, i) alone: the CPU and

@@ -51,7 +51,7 @@ static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* tabl
                                          int ranks) {
     if (ranks == 1) return 0;
     return (ranks - 1) * sequence_message_bytes(B, T) +
-           6 * (matmul_padded(table->proj.rows) + c->hidden_size) * c->hidden_size;
+           6 * (matmul_padded(table->by_layer[0].proj.rows) + c->hidden_size) * c->hidden_size;
 }
 
 // Cosines and sines of RoPE, of T positions.
@@ -78,7 +78,7 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
                                      Recompute recompute) {
     const int64_t BT = B * T, d = c->hidden_size, NH = c->num_heads, I = config_mlp_size(c);
     const int64_t KVH = config_key_heads(c), kd = KVH * config_head_size(c);
-    const int64_t L = c->num_hidden_layers, S = matmul_padded(table->proj.rows),
+    const int64_t L = c->num_hidden_layers, S = matmul_padded(table->by_layer[0].proj.rows),
                   Vs = matmul_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;

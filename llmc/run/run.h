@@ -323,8 +323,8 @@ static inline int64_t run_bench_tokens(const Run* run, int64_t suggested_tokens)
 static inline void run_check_pass_size(const Run* run) {
     const int64_t B = run->micro_batch, T = run->options.seq_len;
     const Config* c = &run->config;
-    double layer =
-        (double)run->table.proj.rows + 8.0 * (double)c->hidden_size + 3.0 * (double)config_mlp_size(c);
+    double layer = (double)params_widest_proj(&run->table, c->num_hidden_layers) +
+                   8.0 * (double)c->hidden_size + 3.0 * (double)config_mlp_size(c);
     double pass = (double)B * (double)T * ((double)c->num_hidden_layers * layer + (double)c->vocab_size);
     if (pass > 1e15)
         die("--micro-batch %lld of --seq-len %lld: %.1e numbers in a forward pass, more than any machine "

@@ -87,7 +87,7 @@ static inline void sequence_activations(Activations* rows, const Layer* layer, R
 
 static inline SequenceActs sequence_acts(const Layer* layer) {
     SequenceActs a;
-    activations_last(layer->mixer, layer->l, &a, sizeof a);
+    activations_last(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 

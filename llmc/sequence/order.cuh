@@ -85,14 +85,14 @@ __global__ static void __launch_bounds__(256)
 static inline HeadLayout head_layout(const Layer* layer) {
     return {.columns = rank_heads(layer)->proj,
             .assignment = head_assignment(layer),
-            .gate = (int)params_column(layer->table, P_OGATE_PROJ),
+            .gate = (int)params_column(layer->table, P_OGATE_PROJ, layer->l),
             .dh = (int)config_head_size(layer->config),
             .d = (int)layer->config->hidden_size};
 }
 
 static inline OrderedTensor ordered_tensor(const Layer* layer, int which) {
-    const int64_t R = layer->table->proj.rows, d = layer->config->hidden_size;
-    if (which == ORDERED_IN_PROJ) return {layer->table->proj.first, R, matmul_padded(R), d, false};
+    const int64_t R = layer_proj(layer).rows, d = layer->config->hidden_size;
+    if (which == ORDERED_IN_PROJ) return {layer_proj(layer).first, R, matmul_padded(R), d, false};
     if (which == ORDERED_O_PROJ) return {P_O_PROJ, d, d, d, true};
     return {P_OUTPUT_NORM, 1, 1, d, true};
 }
@@ -161,7 +161,7 @@ static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) 
 // Allocates the rank-major weights and, for training, their gradients. sequence_close frees them.
 static inline void order_open(const Layer* layer) {
     RankHeads* h = &sequence_of(layer)->heads;
-    const size_t d = (size_t)layer->config->hidden_size, S = (size_t)matmul_padded(layer->table->proj.rows);
+    const size_t d = (size_t)layer->config->hidden_size, S = (size_t)matmul_padded(layer_proj(layer).rows);
     const size_t counts[NUM_ORDERED] = {S * d, d * d, d};
     for (int i = 0; i < NUM_ORDERED; i++) {
         h->ordered[i] = (bf16*)device_zeros(counts[i] * sizeof(bf16));
@@ -188,8 +188,7 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
 
 // As layer_weights_in_fp8, of the rank-major copies, which GEMMs read.
 static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s) {
-    if (layer->l < 0 || layer->l >= s->layers) return;
-    const ParamKind kinds[NUM_ORDERED] = {layer->table->proj.first, P_O_PROJ, P_OUTPUT_NORM};
+    const ParamKind kinds[NUM_ORDERED] = {layer_proj(layer).first, P_O_PROJ, P_OUTPUT_NORM};
     const bf16* w[FP8_LINEARS];
     for (int i = 0; i < FP8_LINEARS; i++) {
         w[i] = layer_param(layer, layer->weights, s->shapes[i].kind);

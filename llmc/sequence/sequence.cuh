@@ -243,7 +243,7 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
 // padding, and computes din, the gradient of in_proj's input.
 static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
-    const int64_t columns = layer->table->proj.rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
+    const int64_t columns = layer_proj(layer).rows, stride = in_proj->out_stride, rows = layer->B * layer->T;
     const int64_t d = layer->config->hidden_size, padding = (stride - columns) * (int64_t)sizeof(bf16);
     const HeadCopies qkv = copies_of_qkv(layer, stride);
     // begins the exchange: it waits as sequence_begin does

@@ -130,8 +130,8 @@ static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Co
     memset(&h, 0, sizeof h);
     h.ranks = ranks;
     h.heads = (int)c->num_heads / ranks;
-    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i]), config_head_size(c));
-    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i]), 1);
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i], 0), config_head_size(c));
+    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i], 0), 1);
     return h;
 }
 

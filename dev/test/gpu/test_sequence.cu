@@ -358,7 +358,8 @@ static void check_order(const Config* c, const ParamTable* table, const int* ass
                         const int* device_assignment, int ranks) {
     const int dh = (int)config_head_size(c), d = (int)c->hidden_size, NH = (int)c->num_heads,
               heads = NH / ranks;
-    const int gate = (int)params_column(table, P_OGATE_PROJ), R = (int)table->proj.rows, width = 16;
+    const int gate = (int)params_column(table, P_OGATE_PROJ, 0), R = (int)table->by_layer[0].proj.rows,
+              width = 16;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks), o = head_columns_of_o(c, ranks);
     const HeadLayout layout = {
         .columns = proj, .assignment = device_assignment, .gate = gate, .dh = dh, .d = d};
@@ -397,7 +398,8 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
     ParamTable table = params_build(&c);
     const HeadColumns columns =
         of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of_proj(&table, &c, ranks);
-    const int64_t stride = of != OF_O ? matmul_padded(table.proj.rows) : c.hidden_size, rows = B * Tn;
+    const int64_t stride = of != OF_O ? matmul_padded(table.by_layer[0].proj.rows) : c.hidden_size,
+                  rows = B * Tn;
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
     const std::vector<int> row = random_row((int)c.num_heads, seed);
     const size_t row_bytes = row.size() * sizeof(int);

@@ -162,15 +162,16 @@ static void check_table(const Config* c, const char* name) {
     }
     CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
-        const Param* first = params_find(&t, t.proj.first, l);
+        const Param* first = params_find(&t, t.by_layer[l].proj.first, l);
         int64_t rows = 0;
         for (const Param* p = first; p->column >= 0; p++) { // the rows of the fused projection
             CHECK(p->column == rows && p->offset == first->offset + rows * c->hidden_size &&
-                      params_column(&t, p->kind) == rows,
+                      params_column(&t, p->kind, l) == rows,
                   "%s: %s is not at row %lld of the projection", name, p->name, (long long)rows);
             rows += p->shape[0];
         }
-        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.proj.rows, "%s: rows of the projection", name);
+        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.by_layer[l].proj.rows, "%s: rows of the projection",
+              name);
     }
     params_free(&t);
 }

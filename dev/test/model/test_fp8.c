@@ -68,7 +68,7 @@ static void check_shapes(const char* name, int64_t num_kv_heads, int64_t small) 
         CHECK(p->column == rows, "%s: %s at row %lld", name, p->name, (long long)p->column);
         rows += p->shape[0];
     }
-    CHECK(rows == shapes[FP8_IN_PROJ].N && table.proj.rows - rows == small, "%s: %lld rows", name,
+    CHECK(rows == shapes[FP8_IN_PROJ].N && table.by_layer[0].proj.rows - rows == small, "%s: %lld rows", name,
           (long long)rows);
     for (int i = 0; i < FP8_LINEARS; i++) {
         const Param* p = params_find(&table, shapes[i].kind, 0);

@@ -176,7 +176,7 @@ static void test_columns(void) {
             for (int h = 0; h < c.num_heads; h++) last_first[h] = (int)c.num_heads - 1 - h;
             for (int assigned = 0; assigned < 2; assigned++) {
                 const int* assignment = assigned ? last_first : NULL;
-                check_columns(&proj, assignment, table.proj.rows, begins, widths, (int)n);
+                check_columns(&proj, assignment, table.by_layer[0].proj.rows, begins, widths, (int)n);
                 check_columns(&o, assignment, c.hidden_size, &begin, &width, 1);
             }
             CHECK(o.stride == c.hidden_size / ranks, "o has no padding");

@@ -56,7 +56,7 @@ static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t 
 static inline void deltanet_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const Config* config = layer->config;
     const int64_t BT = recurrent_rows(layer), d = config->hidden_size, dh = config_head_size(config);
-    const int64_t NH = config->num_heads, S = matmul_padded(layer->table->proj.rows);
+    const int64_t NH = config->num_heads, S = matmul_padded(layer_proj(layer).rows);
     const ScanShape shape = deltanet_scan_shape(config, layer->B, layer->T);
     const int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
     const int64_t scratch_bytes = (int64_t)delta_rule_scratch_bytes(&shape, false);
@@ -119,7 +119,7 @@ static inline void beta_backward(bf16* dlogits, const float* dbeta, const float*
 // the mixer
 
 static inline HeadShape deltanet_shape(const Layer* layer) {
-    int64_t R = layer->table->proj.rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
+    int64_t R = layer_proj(layer).rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
     return {.B = layer->B, .T = layer->T, .NH = NH, .dh = dh, .columns = R, .row_stride = matmul_padded(R)};
 }
 
@@ -135,7 +135,7 @@ static inline Conv deltanet_conv(const Layer* layer) {
     conv.B = layer->B;
     conv.T = layer->T;
     conv.C = 3 * d;
-    conv.row_stride = matmul_padded(layer->table->proj.rows);
+    conv.row_stride = matmul_padded(layer_proj(layer).rows);
     conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
     conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
     conv.dh = config_head_size(layer->config);

@@ -43,10 +43,11 @@ typedef struct {
     DELTANET_ACTS(ACTIVATION_FIELD)
 } DeltaNetActs;
 
-static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                        int64_t B, int64_t T, bool train) {
+static inline void deltanet_activations(Activations* rows, const Layer* layer, bool train) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t R = table->proj.rows, pieces = scan_pieces(dh), extend = !train;
+    int64_t R = layer_proj(layer).rows, pieces = scan_pieces(dh), extend = !train;
     DELTANET_ACTS(ACTIVATION_ROW)
 }
 
@@ -54,7 +55,7 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     DeltaNetActs a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 
@@ -62,7 +63,7 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
     Conv conv = {.B = layer->B,
                  .T = layer->T,
                  .C = 3 * layer->config->hidden_size,
-                 .row_stride = layer->table->proj.rows,
+                 .row_stride = layer_proj(layer).rows,
                  .weight = layer_param(layer, P_DELTANET_Q_CONV),
                  .dweight = layer_grad(layer, P_DELTANET_Q_CONV),
                  .history = a->history,

@@ -38,9 +38,9 @@ typedef struct {
     HGRN2_ACTS(ACTIVATION_FIELD)
 } Hgrn2Acts;
 
-static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                     int64_t B, int64_t T, bool train) {
-    (void)table;
+static inline void hgrn2_activations(Activations* rows, const Layer* layer, bool train) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
     int64_t BT = B * T, d = config->hidden_size, dh = config_head_size(config);
     int64_t pieces = scan_pieces(dh), extend = !train;
     HGRN2_ACTS(ACTIVATION_ROW)
@@ -50,7 +50,7 @@ static inline void hgrn2_activations(Activations* rows, const Config* config, co
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
     Hgrn2Acts a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 

@@ -58,7 +58,7 @@ static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T)
 static inline void mamba2_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const Config* config = layer->config;
     const int64_t BT = recurrent_rows(layer), di = config_inner_size(config), NH = config->num_heads;
-    const int64_t N = config->state_size, C = di + 2 * N, S = matmul_padded(layer->table->proj.rows);
+    const int64_t N = config->state_size, C = di + 2 * N, S = matmul_padded(layer_proj(layer).rows);
     const ScanShape shape = mamba2_scan_shape(config, layer->B, layer->T);
     const int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
     const int64_t scratch_bytes = (int64_t)ssd_scratch_bytes(&shape, false);
@@ -89,7 +89,7 @@ static inline size_t mamba2_scratch_bytes(const Layer* layer) {
 // The convolution, with the steps of a pass.
 static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Mamba2Acts& a) {
     const Config* c = layer->config;
-    int64_t di = config_inner_size(c), R = layer->table->proj.rows;
+    int64_t di = config_inner_size(c), R = layer_proj(layer).rows;
     Conv conv = {};
     HeadSteps* h = &conv.steps;
     conv.B = layer->B;
@@ -163,7 +163,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
-    int64_t di = gate.norm.d, R = layer->table->proj.rows;
+    int64_t di = gate.norm.d, R = layer_proj(layer).rows;
     bf16* dB = a.dvbc + di;
     ScanBackward gradients = {.dq = dB + shape.K,
                               .dk = dB,

@@ -47,9 +47,9 @@ typedef struct {
     MAMBA2_ACTS(ACTIVATION_FIELD)
 } Mamba2Acts;
 
-static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
-                                      int64_t B, int64_t T, bool train) {
-    (void)table;
+static inline void mamba2_activations(Activations* rows, const Layer* layer, bool train) {
+    const Config* config = layer->config;
+    const int64_t B = layer->B, T = layer->T;
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads, N = config->state_size;
     int64_t C = di + 2 * N, R = di + C + NH, pieces = scan_pieces(di / NH), extend = !train;
     MAMBA2_ACTS(ACTIVATION_ROW)
@@ -59,7 +59,7 @@ static inline void mamba2_activations(Activations* rows, const Config* config, c
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {
     Mamba2Acts a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 
@@ -70,7 +70,7 @@ static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
     Conv conv = {.B = layer->B,
                  .T = layer->T,
                  .C = mamba2_channels(layer->config),
-                 .row_stride = layer->table->proj.rows,
+                 .row_stride = layer_proj(layer).rows,
                  .weight = layer_param(layer, P_MAMBA2_CONV),
                  .bias = layer_param(layer, P_MAMBA2_CONV_BIAS),
                  .dweight = layer_grad(layer, P_MAMBA2_CONV),
@@ -109,7 +109,7 @@ static inline Scan mamba2_scan(const Mamba2Acts* a, const ScanShape* s) {
 // The steps' decays and the recurrence's v from dt and x.
 static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG);
-    int64_t P = s->V, R = layer->table->proj.rows;
+    int64_t P = s->V, R = layer_proj(layer).rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * s->value_row > 8192)
     for (int64_t i = 0; i < s->B * s->T; i++)
         for (int64_t h = 0; h < s->NH; h++) {
@@ -126,8 +126,7 @@ static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a,
 static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG),
                *D = layer_param(layer, P_MAMBA2_D);
-    int64_t P = s->V, N = s->K, NH = s->NH, di = s->value_row, R = layer->table->proj.rows,
-            rows = s->B * s->T;
+    int64_t P = s->V, N = s->K, NH = s->NH, di = s->value_row, R = layer_proj(layer).rows, rows = s->B * s->T;
     int64_t pieces = scan_pieces(P), parts = NH * pieces;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
@@ -165,7 +164,7 @@ static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int6
 // o += D x, then gated = o silu(z).
 static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real* D = layer_param(layer, P_MAMBA2_D);
-    int64_t di = s->value_row, R = layer->table->proj.rows;
+    int64_t di = s->value_row, R = layer_proj(layer).rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * di > 8192)
     for (int64_t i = 0; i < s->B * s->T; i++)
         for (int64_t c = 0; c < di; c++) {

@@ -1,10 +1,10 @@
 /*
 The CPU trainer's cache of sequences (llmc/model/extension.h), and attention over it.
 
-Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed
+Attention keeps a pool of pages for the heads of all its layers (attend.h), and of each slot a state of fixed
 size: the last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent
 mixer keeps states alone, in its own table (recurrent_extend). All else is scratch of a
-pass of R rows.
+pass of R rows. A layer is number l among those of its mixer.
 
 Called by attention's `extend`, and by extend.h.
 */
@@ -33,19 +33,23 @@ typedef struct {
 
 struct Cache {
     CacheSizes sizes;
-    Layer layer; // of layer 0, without gradients, mixer and mlp
-    const Mixer *mixer, *mlp;
-    const Extension* pass; // in progress
-    Activations states;    // CACHE_PAGES, or those of a recurrent mixer with its scratch
-    Activations acts;      // EXTEND_ACTS of extend.h
-    Activations of_mixer;  // attention's tensors of a pass
+    const Config* config; // the model's
+    Layer layer;          // of layer 0, without gradients, mixer and mlp
+    const Mixer* const* mixers;
+    const Mixer* mlp;
+    const Extension* pass;          // in progress
+    bool has_angles;                // attention has RoPE's angles of the pass
+    int64_t layers[NUM_MIXERS];     // of each mixer
+    Activations states[NUM_MIXERS]; // attention's CACHE_PAGES; those of a recurrent mixer with its scratch
+    Activations acts;               // EXTEND_ACTS of extend.h
+    Activations of_mixer;           // attention's tensors of a pass
     Activations of_mlp;
 };
 
-static inline void cache_pages_activations(Activations* table, const Config* config, const ParamTable* params,
-                                           const CacheSizes* sizes) {
+static inline void cache_pages_activations(Activations* table, const Layer* layer, const CacheSizes* sizes) {
+    const Config* config = layer->config;
     int64_t NH = config->num_heads, g = NH / config_key_heads(config), dh = config_head_size(config);
-    int64_t R = params->proj.rows, gated = config_has_gate(config);
+    int64_t R = layer_proj(layer).rows, gated = config_has_gate(config);
     int64_t pages = sizes->pages, slots = sizes->slots, rows = sizes->rows;
 #define ROW(type, name, per_layer, elements)                                                                 \
     activations_add(table, (int64_t)sizeof(type) * (elements), per_layer);                                   \
@@ -58,7 +62,7 @@ static inline void cache_pages_activations(Activations* table, const Config* con
 
 static inline CachePages cache_pages(const Cache* cache, int64_t l) {
     CachePages pages;
-    activations_layer(&cache->states, l, &pages, sizeof pages);
+    activations_layer(&cache->states[MIXER_ATTENTION], l, &pages, sizeof pages);
     return pages;
 }
 
@@ -77,8 +81,8 @@ static inline int64_t cache_position(const Extension* e, int64_t s, int64_t i) {
 // The rows of proj [rows, R] before each of the pass's rows, of the same sequence: NULL at its first token.
 static inline const real* const* cache_before(const Layer* layer, Cache* cache, const real* proj) {
     const Extension* e = cache->pass;
-    const CachePages pages = cache_pages(cache, layer->l);
-    int64_t R = layer->table->proj.rows;
+    const CachePages pages = cache_pages(cache, layer->number);
+    int64_t R = layer_proj(layer).rows;
     for (int64_t s = 0; s < e->sequences; s++)
         for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) {
             const real* before = i > e->begins[s] ? proj + (i - 1) * R : pages.last + e->slots[s] * R;
@@ -92,6 +96,7 @@ static inline const real* const* cache_before(const Layer* layer, Cache* cache, 
 
 // A layer's rows, and what their keys are forgotten by.
 typedef struct {
+    const Config* config;            // the layer's
     real* o;                         // [rows, NH, dh]
     const real *q, *k, *v;           // [rows, NH, dh], k and v [rows, KVH, dh]
     const real* proj;                // [rows, R]
@@ -103,9 +108,9 @@ typedef struct {
 // The cache as head h of a slot reads it; the head of all pages with slot -1.
 static inline HeadPages head_pages(const Cache* cache, const CachePages* a, int64_t l, int64_t slot,
                                    int64_t h) {
-    const Config* c = cache->layer.config;
+    const Config* c = cache->config;
     int64_t KVH = config_key_heads(c), group = c->num_heads / KVH;
-    int64_t head = (slot * c->num_hidden_layers + l) * KVH + h / group;
+    int64_t head = (slot * cache->layers[MIXER_ATTENTION] + l) * KVH + h / group;
     const int32_t* table = slot < 0 ? NULL : cache->pass->pages + head * cache_table_width(&cache->sizes);
     HeadPages pages = {.k = a->k,
                        .v = a->v,
@@ -127,7 +132,7 @@ static inline double head_limit(const real* q_weight, const real* k_weight, cons
 
 static inline Forgetting head_forgetting(const Cache* cache, const PagedAttention* a, const HeadShape* s,
                                          int64_t h) {
-    const Config* c = cache->layer.config;
+    const Config* c = a->config;
     Forgetting f = {.drops = cache->sizes.drops && config_prunes(c) && a->q_weight,
                     .limit = head_limit(a->q_weight, a->k_weight, s, h, config_rope_gain(c), PRUNING_OURS),
                     .log_tolerance = c->log_pruning_tolerance};
@@ -210,23 +215,25 @@ static inline void paged_attention(const PagedAttention* a, const HeadShape* sha
 // ----------------------------------------------------------------------------
 // what the engine asks of a cache (llmc/run/trainer.h)
 
-// The part of a layer's tensor i of states that belongs to a slot; NULL and 0 bytes for scratch and pages.
-static inline char* cache_slot(const Cache* cache, int i, int64_t l, int64_t slot, size_t* bytes) {
+// The part of tensor i of a layer's states that belongs to a slot; NULL and 0 bytes for scratch and pages.
+static inline char* cache_slot(const Cache* cache, int mixer, int i, int64_t l, int64_t slot, size_t* bytes) {
+    const Activations* states = &cache->states[mixer];
     *bytes = 0;
-    if (!cache->states.rows[i].of_slots) return NULL;
-    const int64_t all = cache->states.rows[i].bytes;
+    if (!states->rows[i].of_slots) return NULL;
+    const int64_t all = states->rows[i].bytes;
     *bytes = (size_t)(all / cache->sizes.slots);
-    return (char*)cache->states.rows[i].data + l * all + slot * (int64_t)*bytes;
+    return (char*)states->rows[i].data + l * all + slot * (int64_t)*bytes;
 }
 
 // Copies a slot's state of fixed size to another slot, which then has the same tokens.
 static inline void cache_fork(Cache* cache, int64_t from, int64_t to) {
-    for (int64_t l = 0; l < cache->layer.config->num_hidden_layers; l++)
-        for (int i = 0; i < cache->states.count; i++) {
-            size_t bytes;
-            const char* state = cache_slot(cache, i, l, from, &bytes);
-            if (state) memcpy(cache_slot(cache, i, l, to, &bytes), state, bytes);
-        }
+    for (int m = 0; m < NUM_MIXERS; m++)
+        for (int64_t l = 0; l < cache->layers[m]; l++)
+            for (int i = 0; i < cache->states[m].count; i++) {
+                size_t bytes;
+                const char* state = cache_slot(cache, m, i, l, from, &bytes);
+                if (state) memcpy(cache_slot(cache, m, i, l, to, &bytes), state, bytes);
+            }
 }
 
 static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
@@ -237,9 +244,9 @@ static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
 
 // first [slots, heads]: pages at the beginning of each head that no later query of its group needs.
 static inline void cache_forgotten(Cache* cache, int32_t* first) {
-    const Config* c = cache->layer.config;
-    int64_t L = c->num_hidden_layers, KVH = config_key_heads(c), group = c->num_heads / KVH;
-    for (int64_t l = 0; l < L && !cache->mixer->recurrent; l++) {
+    const Config* c = cache->config;
+    int64_t L = cache->layers[MIXER_ATTENTION], KVH = config_key_heads(c), group = c->num_heads / KVH;
+    for (int64_t l = 0; l < L; l++) {
         const CachePages of = cache_pages(cache, l);
         for (int64_t i = 0; i < cache->sizes.slots * KVH; i++) {
             int64_t least = INT64_MAX;

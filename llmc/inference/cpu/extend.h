@@ -4,7 +4,7 @@ Extension on the CPU (llmc/model/extension.h): one pass over rows of sequences i
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
 
 A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is
-forgotten. The model is seen through a Layer and two Mixers, its mixer and its MLP.
+forgotten. The model is seen through a Layer and Mixers, one of each kind and its MLP.
 
     cache_allocate  an empty cache
     cache_extend    a pass
@@ -57,10 +57,20 @@ static inline const real* extend_normed(const Layer* layer, const Cache* cache, 
 // ----------------------------------------------------------------------------
 // the cache
 
+// A cache's table t of CACHE_TABLES, and the layers that it has room for: all share scratch.
+enum { CACHE_TABLES = NUM_MIXERS + 3 };
+static inline Activations* cache_table(Cache* cache, int t, int64_t* layers) {
+    Activations* const scratch[] = {&cache->acts, &cache->of_mixer, &cache->of_mlp};
+    *layers = t < NUM_MIXERS ? cache->layers[t] : 1;
+    return t < NUM_MIXERS ? &cache->states[t] : scratch[t - NUM_MIXERS];
+}
+
 static inline void cache_free(Cache* cache) {
-    Activations* const tables[] = {&cache->states, &cache->acts, &cache->of_mixer, &cache->of_mlp};
-    for (int t = 0; t < 4; t++)
-        for (int i = 0; i < tables[t]->count; i++) free(tables[t]->rows[i].data);
+    for (int t = 0; t < CACHE_TABLES; t++) {
+        int64_t layers;
+        const Activations* table = cache_table(cache, t, &layers);
+        for (int i = 0; i < table->count; i++) free(table->rows[i].data);
+    }
     free(cache);
 }
 
@@ -68,52 +78,62 @@ static inline void cache_free(Cache* cache) {
 static inline void cache_tables(Cache* cache, const Config* config, const ParamTable* params,
                                 const CacheSizes* sizes) {
     extend_activations(&cache->acts, config, sizes->rows);
-    cache->mlp->activations(&cache->of_mlp, config, params, 1, sizes->rows, false);
-    if (cache->mixer->recurrent) {
-        cache->mixer->activations(&cache->states, config, params, 1, sizes->rows, false);
-        activations_of_slots(&cache->states, sizes->slots);
-    } else {
-        cache_pages_activations(&cache->states, config, params, sizes);
-        cache->mixer->activations(&cache->of_mixer, config, params, 1, sizes->rows, false);
+    for (int64_t l = 0; l < config->num_hidden_layers; l++) {
+        const Layer layer = layer_of(params, l, 1, sizes->rows);
+        const MixerKind kind = layer.config->mixer;
+        const Mixer* mixer = cache->mixers[kind];
+        Activations* states = &cache->states[kind];
+        if (l == 0) cache->mlp->activations(&cache->of_mlp, &layer, false);
+        if (cache->layers[kind]++ > 0) continue;
+        if (mixer->recurrent) {
+            mixer->activations(states, &layer, false);
+            activations_of_slots(states, sizes->slots);
+        } else {
+            cache_pages_activations(states, &layer, sizes);
+            mixer->activations(&cache->of_mixer, &layer, false);
+        }
     }
 }
 
 // Bytes of a cache.
-static inline int64_t cache_bytes(const Config* config, const ParamTable* params, const Mixer* mixer,
+static inline int64_t cache_bytes(const Config* config, const ParamTable* params, const Mixer* const* mixers,
                                   const Mixer* mlp, const CacheSizes* sizes) {
     Cache cache;
+    int64_t bytes = 0, layers;
     memset(&cache, 0, sizeof cache);
-    cache.mixer = mixer, cache.mlp = mlp;
+    cache.mixers = mixers, cache.mlp = mlp;
     cache_tables(&cache, config, params, sizes);
-    return activations_bytes(&cache.states, config->num_hidden_layers) + activations_bytes(&cache.acts, 1) +
-           activations_bytes(&cache.of_mixer, 1) + activations_bytes(&cache.of_mlp, 1);
+    for (int t = 0; t < CACHE_TABLES; t++) {
+        const Activations* table = cache_table(&cache, t, &layers);
+        bytes += activations_bytes(table, layers);
+    }
+    return bytes;
 }
 
 // An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the cache would have
 // more than half of the memory that is left, or leave less than a quarter of its size and 8 MiB for what is
 // allocated later.
-static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const Mixer* mlp,
-                                    const CacheSizes* sizes) {
-    const Config* config = layer->config;
-    const int64_t L = config->num_hidden_layers;
+static inline Cache* cache_allocate(const Config* config, const Layer* layer, const Mixer* const* mixers,
+                                    const Mixer* mlp, const CacheSizes* sizes) {
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
-    Activations* const tables[] = {&cache->states, &cache->acts, &cache->of_mixer, &cache->of_mlp};
+    int64_t bytes = 0, layers;
     cache->sizes = *sizes;
+    cache->config = config;
     cache->layer = *layer;
-    cache->mixer = mixer;
+    cache->mixers = mixers;
     cache->mlp = mlp;
     cache->layer.B = 1;
     cache->layer.mixer = &cache->of_mixer;
     cache->layer.mlp = &cache->of_mlp;
     cache_tables(cache, config, layer->table, sizes);
     threads_create();
-    const int64_t bytes = activations_bytes(&cache->states, L);
+    for (int m = 0; m < NUM_MIXERS; m++) bytes += activations_bytes(&cache->states[m], cache->layers[m]);
     void* margin = allocate_if_any((size_t)bytes / 4 + (8 << 20));
     bool all = margin && (double)bytes <= memory_left("") / 2;
-    for (int t = 0; t < 4 && all; t++) {
-        activations_allocate(tables[t], t == 0 ? L : 1, allocate_if_any);
-        for (int i = 0; i < tables[t]->count; i++)
-            all = all && (tables[t]->rows[i].data || !tables[t]->rows[i].bytes);
+    for (int t = 0; t < CACHE_TABLES && all; t++) {
+        Activations* table = cache_table(cache, t, &layers);
+        activations_allocate(table, layers, allocate_if_any);
+        for (int i = 0; i < table->count; i++) all = all && (table->rows[i].data || !table->rows[i].bytes);
     }
     free(margin);
     if (all) return cache;
@@ -129,21 +149,22 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
 static inline void recurrent_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
     const Extension* e = cache->pass;
     const int64_t d = layer->config->hidden_size;
+    const MixerKind kind = layer->config->mixer;
     const real* normed = extend_normed(layer, cache, in, P_MIXER_NORM);
     for (int64_t s = 0; s < e->sequences; s++) {
         const int64_t begin = e->begins[s];
         size_t bytes;
-        Activations slot = cache->states;
+        Activations slot = cache->states[kind];
         Layer one = *layer;
         for (int i = 0; i < slot.count; i++) {
-            char* state = cache_slot(cache, i, layer->l, e->slots[s], &bytes);
-            if (state) slot.rows[i].data = state - layer->l * slot.rows[i].bytes;
+            char* state = cache_slot(cache, kind, i, layer->number, e->slots[s], &bytes);
+            if (state) slot.rows[i].data = state - layer->number * slot.rows[i].bytes;
             if (state && e->lengths[s] == 0) memset(state, 0, bytes); // an empty sequence
         }
         one.mixer = &slot;
         one.B = 1;
         one.T = e->begins[s + 1] - begin;
-        cache->mixer->forward(&one, out + begin * d, normed + begin * d, in + begin * d);
+        cache->mixers[kind]->forward(&one, out + begin * d, normed + begin * d, in + begin * d);
     }
 }
 
@@ -189,14 +210,16 @@ static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scor
     Layer layer = cache->layer;
     layer.T = e->rows;
     cache->pass = e;
+    cache->has_angles = false;
     for (int64_t i = 0; i < e->rows; i++)
         memcpy(a.x + i * d, layer_param(&layer, P_EMBEDDINGS) + e->tokens[i] * d, (size_t)d * sizeof(real));
     real *x = a.x, *other = a.x_mid;
-    for (; layer.l < layer.config->num_hidden_layers; layer.l++) {
-        if (cache->mixer->recurrent)
+    for (int64_t l = 0; l < cache->config->num_hidden_layers; l++) {
+        layer_move(&layer, l);
+        if (cache->mixers[layer.config->mixer]->recurrent)
             recurrent_extend(&layer, cache, other, x);
         else
-            cache->mixer->extend(&layer, cache, other, x);
+            cache->mixers[layer.config->mixer]->extend(&layer, cache, other, x);
         extend_swap(&x, &other);
         if (!layer_param(&layer, P_GATE_PROJ)) continue;
         cache->mlp->forward(&layer, other, extend_normed(&layer, cache, x, P_MLP_NORM), x);

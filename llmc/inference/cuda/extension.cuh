@@ -27,12 +27,12 @@ static inline CacheModel cache_model(const Config* c, const Mixer* mixer) {
 }
 
 // The states of a cache's slots, and scratch.
-static inline Activations cache_states(const Config* c, const ParamTable* params, const Mixer* mixer,
+static inline Activations cache_states(const ParamTable* params, const Mixer* mixer,
                                        const CacheSizes* sizes) {
     Activations states = {};
     Layer layer = {};
-    layer.config = c;
     layer.table = params;
+    layer_move(&layer, 0);
     layer.B = 1;
     layer.T = sizes->rows;
     layer.cache = sizes;
@@ -45,7 +45,7 @@ static inline Activations cache_states(const Config* c, const ParamTable* params
 static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* mixer,
                                   const CacheSizes* sizes) {
     CacheModel of = cache_model(c, mixer);
-    Activations table = extend_activations(c, params, sizes), states = cache_states(c, params, mixer, sizes);
+    Activations table = extend_activations(c, params, sizes), states = cache_states(params, mixer, sizes);
     return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
            activations_bytes(&states, c->num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
 }
@@ -81,7 +81,7 @@ static inline void cache_free(Cache* cache) {
 // A layer of the cache's pass, of so many rows.
 static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
     Layer layer = cache->layer;
-    layer.l = l;
+    layer_move(&layer, l);
     layer.T = rows;
     return layer;
 }
@@ -97,7 +97,7 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     bool all = device_cache_new(&cache->device, &of, sizes);
     if (all) {
         cache->table = extend_activations(c, layer->table, sizes);
-        cache->states = cache_states(c, layer->table, mixer, sizes);
+        cache->states = cache_states(layer->table, mixer, sizes);
         all = cache_allocate_table(&cache->table, 1) &&
               cache_allocate_table(&cache->states, c->num_hidden_layers);
     }

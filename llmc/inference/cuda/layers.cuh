@@ -65,7 +65,8 @@ static inline int64_t extend_logit_rows(int64_t outputs) { return std::min<int64
 
 static inline Activations extend_activations(const Config* c, const ParamTable* table, const CacheSizes* s) {
     int64_t R = linear_padded_rows(s->rows), outputs = linear_padded_rows(s->outputs), d = c->hidden_size;
-    int64_t I = config_mlp_size(c), S = matmul_padded(table->proj.rows), Vs = matmul_padded(c->vocab_size);
+    int64_t I = config_mlp_size(c), S = matmul_padded(params_widest_proj(table, c->num_hidden_layers)),
+            Vs = matmul_padded(c->vocab_size);
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
     Activations of = {}, *rows = &of;
     const Recompute recompute = FORWARD_ONLY;
