@@ -267,7 +267,9 @@ int main(int argc, char** argv) {
         check_decoding("fox-llama hidden_size=256 intermediate_size=72", T, true, 0);
         check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, 0);
         check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, 0);
-        check_decoding("fox-pro hidden_size=512 num_heads=8 num_kv_heads=2 intermediate_size=72", T, true, 0);
+        // a page goes when the last of its four heads has forgotten it
+        check_decoding("fox-pro hidden_size=512 num_heads=8 num_kv_heads=2 intermediate_size=72", T, true,
+                       0.1);
         check_decoding("fox-llama hidden_size=384 num_heads=3 num_kv_heads=1 intermediate_size=72", T, true,
                        0);
     }
