@@ -669,7 +669,8 @@ static const Mixer attention_mixer = {
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a folder
 // of llmc/baselines/, a row here and one in its mixers.h.
 
-static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
+static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer,
+                                      &deltanet_mixer};
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
 
 static const Mixer* mixer_of(const Layer* layer) { return mixers[layer->config->mixer]; }
@@ -719,7 +720,7 @@ static void mlp_activations(Activations* rows, const Layer* layer, bool train) {
 
 static void mlp_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     MlpActs a;
-    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_forward(a.gate_up, in, NULL, &gate_proj);
     swiglu_forward(a.act, a.gate_up, layer->B * layer->T, down_proj.K);
@@ -728,7 +729,7 @@ static void mlp_forward(const Layer* layer, real* out, const real* in, const rea
 
 static void mlp_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     MlpActs a;
-    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward(a.dact, dout, a.act, &down_proj);
     swiglu_backward(a.dgate_up, a.dact, a.gate_up, layer->B * layer->T, down_proj.K);

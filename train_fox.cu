@@ -294,7 +294,8 @@ static const Mixer sequence_attention_mixer = {
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a folder
 // of llmc/baselines/, a row here and one in its mixers.h.
 
-static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
+static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer,
+                                      &deltanet_mixer};
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
 
 // ----------------------------------------------------------------------------
@@ -321,7 +322,7 @@ static void mlp_activations(Activations* rows, const Config* config, int64_t BT,
 
 static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     MlpActs a;
-    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
     swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, down_proj.fp8.x, layer->stream);
@@ -330,7 +331,7 @@ static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf1
 
 static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* dout) {
     MlpActs a;
-    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
     swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up, down_proj.rows,

@@ -163,7 +163,7 @@ for family in fox-pro fox-llama transformer-pro transformer-llama; do
     if $gpu; then cases "$family, head size 128" --model $family-nano --set num_heads=1; fi
 done
 cases transformer-swa --model transformer-swa-nano
-for family in deltanet hgrn2 mamba2; do cases $family --model $family-nano; done
+for family in deltanet gated-deltanet hgrn2 mamba2; do cases $family --model $family-nano; done
 for family in fox-pro mamba2; do
     cases "$family, packed documents" --model $family-nano --set document_reset=true
 done

@@ -75,6 +75,8 @@ def of_family(family, sizes):
         keys["expand_ratio"] = sizes["hidden_size"] // sizes["num_heads"]
     if family == "mamba2":
         keys["head_dim"], keys["state_size"] = 2 * sizes["hidden_size"] // sizes["num_heads"], 12
+    if family == "gated-deltanet":
+        keys["head_dim"] = 6
     return keys
 
 
@@ -95,6 +97,8 @@ def fixtures():
         state_size=128), 70, False
     for family in ("deltanet", "hgrn2"):
         yield f"{family}-dh128", recurrent.make_config(family, **of_family(family, {**WIDE, "num_heads": 1})), 70, False
+    yield "gated-deltanet-dh128", recurrent.make_config(
+        "gated-deltanet", **of_family("gated-deltanet", {**WIDE, "num_heads": 1})) | dict(head_dim=128), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
     yield "fox-pro-grouped-dh64", fox.make_config(
         "fox-pro", **{**WIDE, "num_kv_heads": 1}), 70, False

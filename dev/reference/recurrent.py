@@ -1,5 +1,5 @@
 """
-Reference implementation of the recurrent baselines, DeltaNet, HGRN2 and Mamba-2, in PyTorch: the recurrence token by
+Reference implementation of the recurrent baselines, DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2, in PyTorch: the recurrence token by
 token, about one line per equation. The counterpart of fox.py, from which norms and MLP come; make_fixtures.py stores
 its results in float64. A model is built from the keys of config.json; its state_dict has the tensors of the
 checkpoint.
@@ -40,6 +40,10 @@ FAMILIES = {
         use_bias=False, use_conv_bias=True, hidden_act="silu", layer_norm_epsilon=1e-5, residual_in_fp32=True,
         time_step_min=0.001, time_step_max=0.1, time_step_floor=1e-4, rescale_prenorm_residual=True, chunk_size=256,
         **ENDS),
+    "gated-deltanet": dict(
+        architectures=["GatedDeltaNetForCausalLM"], model_type="gated_deltanet", vocab_size=50257, hidden_size=768,
+        num_hidden_layers=11, num_heads=4, attn_mode="chunk", head_dim=128, expand_v=2, num_v_heads=None, use_gate=True,
+        use_short_conv=True, conv_size=4, allow_neg_eigval=False, attn=None, **SHELL, **ENDS),
 }
 
 
@@ -83,6 +87,33 @@ class DeltaNet(nn.Module):
             S = S + torch.einsum("bhk,bhv->bhkv", beta[:, t] * k[:, t], error)
             o.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) / math.sqrt(k.shape[-1]))
         return self.o_proj(self.o_norm(torch.stack(o, 1)).flatten(2))
+
+
+class GatedDeltaNet(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        d, self.h = c.hidden_size, c.num_heads
+        kd, vd = self.h * c.head_dim, self.h * c.head_dim * c.expand_v
+        self.q_proj, self.k_proj = (nn.Linear(d, kd, bias=False) for _ in range(2))
+        self.v_proj, self.g_proj = (nn.Linear(d, vd, bias=False) for _ in range(2))
+        self.a_proj, self.b_proj = (nn.Linear(d, self.h, bias=False) for _ in range(2))
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (CausalConv(n, bias=False) for n in (kd, kd, vd))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.ones(self.h)) for _ in range(2))
+        self.o_norm, self.o_proj = fox.RMSNorm(vd // self.h, c.norm_eps), nn.Linear(vd, d, bias=False)
+
+    def forward(self, a):
+        q, k, v = (conv(p(a)).unflatten(-1, (self.h, -1)) for conv, p in (  # [B, T, h, dh or dv]
+            (self.q_conv1d, self.q_proj), (self.k_conv1d, self.k_proj), (self.v_conv1d, self.v_proj)))
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        beta = self.b_proj(a).sigmoid().unsqueeze(-1)
+        alpha = torch.exp(-F.softplus(self.a_proj(a) + self.dt_bias) * self.A_log.exp())[..., None, None]
+        S, o = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None, :]), []  # [B, h, K, V]
+        for t in range(a.shape[1]):
+            S = alpha[:, t] * S
+            error = v[:, t] - torch.einsum("bhkv,bhk->bhv", S, k[:, t])
+            S = S + torch.einsum("bhk,bhv->bhkv", beta[:, t] * k[:, t], error)
+            o.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) / math.sqrt(k.shape[-1]))
+        return self.o_proj(self.o_norm(torch.stack(o, 1)).flatten(2) * F.silu(self.g_proj(a)))
 
 
 class HGRN2(nn.Module):
@@ -131,14 +162,27 @@ class Mamba2(nn.Module):
 # ----------------------------------------------------------------------------
 # the model
 
-MIXERS = {"delta_net-project_fox": DeltaNet, "hgrn2-project_fox": HGRN2}
+MIXERS = {"delta_net-project_fox": DeltaNet, "gated_deltanet": GatedDeltaNet, "hgrn2-project_fox": HGRN2}
+
+
+class ApartMLP(fox.MLP):
+    """The same with gate and up projection apart."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        I, d = self.down_proj.in_features, c.hidden_size
+        self.gate_proj, self.up_proj = nn.Linear(d, I, bias=False), nn.Linear(d, I, bias=False)
+
+    def forward(self, m):
+        return self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m))
 
 
 class Block(nn.Module):
     def __init__(self, c, layer):
         super().__init__()
         self.attn_norm, self.attn = fox.RMSNorm(c.hidden_size, c.norm_eps), MIXERS[c.model_type](c, layer)
-        self.mlp_norm, self.mlp = fox.RMSNorm(c.hidden_size, c.norm_eps), fox.MLP(c)
+        mlp = ApartMLP if c.model_type == "gated_deltanet" else fox.MLP
+        self.mlp_norm, self.mlp = fox.RMSNorm(c.hidden_size, c.norm_eps), mlp(c)
 
     def forward(self, x, **of_model):
         x = x + self.attn(self.attn_norm(x), **of_model)
@@ -215,7 +259,8 @@ def load(folder, dtype=torch.float64):
 # Parameter counts without the input embedding, of L, d and heads.
 SIZES = {"deltanet": {(12, 768, 6): 123_718_656, (24, 1024, 8): 360_289_280, (24, 1536, 12): 757_635_072},
          "hgrn2": {(12, 768, 6): 123_569_664, (24, 1024, 8): 359_843_840, (24, 1536, 12): 756_820_992},
-         "mamba2": {(24, 768, 24): 128_965_824, (48, 1024, 32): 368_314_880, (48, 1536, 48): 780_113_664}}
+         "mamba2": {(24, 768, 24): 128_965_824, (48, 1024, 32): 368_314_880, (48, 1536, 48): 780_113_664},
+         "gated-deltanet": {(11, 768, 4): 125_283_160, (21, 1024, 6): 365_815_292, (21, 1536, 9): 771_867_258}}
 
 
 def check_sizes():
@@ -236,5 +281,7 @@ if __name__ == "__main__":
     tiny = dict(vocab_size=7, hidden_size=8, num_heads=2, num_hidden_layers=2)
     for family in FAMILIES:
         mlp = dict(intermediate_size=5) if "intermediate_size" in FAMILIES[family] else {}
+        if "expand_v" in FAMILIES[family] and family != "deltanet":
+            mlp["head_dim"] = 3
         fox.check_model(family, Recurrent(make_config(family, **tiny, **mlp)))
     fox.check_model("hgrn2 with lower bounds", Recurrent(make_config("hgrn2", **tiny, use_lower_bound=True)))

@@ -13,10 +13,11 @@ class and presets in llmc/config/config.h (dev/README.md, "A mixer").
 #include "../model/shapes.h"
 
 static const MixerInfo* const mixer_infos[] = {
-    &attention_info, // MIXER_ATTENTION
-    &deltanet_info,  // MIXER_DELTANET
-    &hgrn2_info,     // MIXER_HGRN2
-    &mamba2_info,    // MIXER_MAMBA2
+    &attention_info,      // MIXER_ATTENTION
+    &deltanet_info,       // MIXER_DELTANET
+    &hgrn2_info,          // MIXER_HGRN2
+    &mamba2_info,         // MIXER_MAMBA2
+    &gated_deltanet_info, // MIXER_GATED_DELTANET
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -63,7 +64,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
         mixer->add_params(&t, c, l);
         if (I == 0) continue;
         params_add_norm(&t, P_MLP_NORM, l, "mlp_norm.weight", d, c->norm_eps);
-        params_add_matrix(&t, P_GATE_PROJ, l, "mlp.gate_proj.weight", 2 * I, d);
+        params_add_gate_up(&t, l, I, d, mixer->up_proj);
         params_add_matrix(&t, P_DOWN_PROJ, l, "mlp.down_proj.weight", d, I);
     }
     params_begin_bucket(&t, align);

@@ -20,7 +20,14 @@ typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 typedef enum { PRUNING_OURS, PRUNING_ACP } PruningRule;
 
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
-typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, MIXER_MAMBA2, NUM_MIXERS } MixerKind;
+typedef enum {
+    MIXER_ATTENTION,
+    MIXER_DELTANET,
+    MIXER_HGRN2,
+    MIXER_MAMBA2,
+    MIXER_GATED_DELTANET,
+    NUM_MIXERS
+} MixerKind;
 
 typedef struct {
     MixerKind mixer;
@@ -29,7 +36,9 @@ typedef struct {
     int64_t num_hidden_layers; // L
     int64_t num_heads;         // NH; head size: config_head_size
     int64_t num_kv_heads;      // KVH, heads of keys and values: NH / KVH query heads read each; 0: NH
-    int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it
+    int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it, but of
+                      // Gated DeltaNet, where hidden_size does not imply it
+    int64_t expand_v; // Gated DeltaNet: a head's values have so many times the channels of its keys
     int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
     double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
     double initializer_range;  // standard deviation of every matrix at the start
@@ -52,8 +61,10 @@ typedef struct {
     int64_t state_size;    // Mamba-2: N, rows of a head's state
     int64_t chunk_size;    // and the next: of other programs' kernels, kept as they are
     bool residual_in_fp32;
-    bool rescale_prenorm_residual;                        // out_proj starts divided by sqrt(L)
-    double time_step_min, time_step_max, time_step_floor; // range of the initial time steps
+    bool rescale_prenorm_residual; // out_proj starts divided by sqrt(L)
+    double time_step_min, time_step_max,
+        time_step_floor;          // range of the initial time steps, which only Mamba-2's
+                                  // files name
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
     PruningRule pruning_rule;     // not a key of the paper's code: in the file only if it is PRUNING_ACP
     bool document_reset; // nor is this: no token sees anything before its document; in the file only if on
@@ -63,7 +74,7 @@ typedef struct {
 } Config;
 
 #define QK_NORM_EPS 1e-5
-#define L2_NORM_EPS 1e-6 // DeltaNet's: |x| = sqrt(sum x^2 + eps)
+#define L2_NORM_EPS 1e-6 // the delta rule's: |x| = sqrt(sum x^2 + eps)
 
 // T_min and T_max of a long gate where the file has null: those of ALiBi's slopes
 #define CONFIG_DECAY_TIME_MIN 2
@@ -72,12 +83,15 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // derived sizes
 
-// The channels of all heads: d, or with Mamba-2 2 d
+// The channels of all heads' values: d, with Mamba-2 2 d
 static inline int64_t config_inner_size(const Config* c) {
+    if (c->mixer == MIXER_GATED_DELTANET) return c->num_heads * c->head_dim * c->expand_v;
     return c->mixer == MIXER_MAMBA2 ? 2 * c->hidden_size : c->hidden_size;
 }
-// dh, the channels of a head
-static inline int64_t config_head_size(const Config* c) { return config_inner_size(c) / c->num_heads; }
+// dh, the channels of a head, with Gated DeltaNet of its keys
+static inline int64_t config_head_size(const Config* c) {
+    return c->mixer == MIXER_GATED_DELTANET ? c->head_dim : config_inner_size(c) / c->num_heads;
+}
 
 // KVH, the heads of keys and values
 static inline int64_t config_key_heads(const Config* c) {
@@ -260,6 +274,22 @@ static const ConfigKey config_keys[] = {
     NUMBER(KEY_INT, chunk_size, 1, 1 << 16)
     ENDS
 #undef OF
+
+// flash-linear-attention's names
+#define OF MIXER_GATED_DELTANET
+    SIZES
+    FIXED(KEY_TEXT, "attn_mode", "chunk")
+    NAMED("head_dim", KEY_INT, head_dim, 1, 1 << 12)
+    NUMBER(KEY_INT, expand_v, 1, 16)
+    FIXED(KEY_WORD, "num_v_heads", "null")
+    FIXED(KEY_WORD, "use_gate", "true")
+    FIXED(KEY_WORD, "use_short_conv", "true")
+    FIXED(KEY_WORD, "conv_size", "4")
+    FIXED(KEY_WORD, "allow_neg_eigval", "false")
+    FIXED(KEY_WORD, "attn", "null")
+    MLP_AND_NORM
+    ENDS
+#undef OF
 };
 // clang-format on
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
@@ -363,7 +393,7 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->head_dim && c->head_dim != config_head_size(c))
         return fail(err, "%s: heads of %s, but hidden_size and num_heads give %lld", where,
                     counted(c->head_dim, "channel").text, (long long)config_head_size(c));
-    c->head_dim = 0;
+    if (c->mixer != MIXER_GATED_DELTANET) c->head_dim = 0;
     if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
                     c->hidden_ratio);
@@ -407,21 +437,22 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
     c->mixer = mixer;
     if (mixer == MIXER_ATTENTION) return;
     c->fgate_type = GATE_NONE;
+    c->time_step_min = 1e-3;
+    c->time_step_max = 0.1;
+    c->time_step_floor = 1e-4;
+    if (mixer == MIXER_GATED_DELTANET) c->head_dim = 256, c->expand_v = 2;
     if (mixer != MIXER_MAMBA2) return;
     c->hidden_ratio = 0; // no MLP
     c->norm_eps = 1e-5;
     c->state_size = 128;
     c->chunk_size = 256;
     c->residual_in_fp32 = c->rescale_prenorm_residual = true;
-    c->time_step_min = 1e-3;
-    c->time_step_max = 0.1;
-    c->time_step_floor = 1e-4;
 }
 
 // ----------------------------------------------------------------------------
 // classes of models, and families of presets
 
-// A model class of the paper's code.
+// A model class of the paper's code, or Gated DeltaNet's of flash-linear-attention.
 typedef struct {
     const char *model_type, *architecture;
     MixerKind mixer;
@@ -434,6 +465,7 @@ static const ModelClass config_classes[] = {
     {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false},
     {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false},
     {"mamba2-project_fox", "Mamba2ForCausalLM", MIXER_MAMBA2, false},
+    {"gated_deltanet", "GatedDeltaNetForCausalLM", MIXER_GATED_DELTANET, false},
 };
 #define NUM_CLASSES ((int)(sizeof config_classes / sizeof config_classes[0]))
 
@@ -479,6 +511,10 @@ typedef struct {
     {                                                                                                        \
         {8, 128, 4}, {16, 320, 10}, {24, 768, 24}, {48, 1024, 32}, { 48, 1536, 48 }                          \
     }
+#define GATED_DELTANET                                                                                       \
+    {                                                                                                        \
+        {3, 128, 1}, {6, 384, 2}, {11, 768, 4}, {21, 1024, 6}, { 21, 1536, 9 }                               \
+    }
 
 // name, mixer, gate, rope, pro, hidden_ratio, windows, shapes
 static const Family config_families[] = {
@@ -490,6 +526,7 @@ static const Family config_families[] = {
     {"deltanet", MIXER_DELTANET, GATE_NONE, false, false, 4, 0, MATRIX},
     {"hgrn2", MIXER_HGRN2, GATE_NONE, false, false, 4, 0, MATRIX},
     {"mamba2", MIXER_MAMBA2, GATE_NONE, false, false, 0, 0, MAMBA2},
+    {"gated-deltanet", MIXER_GATED_DELTANET, GATE_NONE, false, false, 4, 0, GATED_DELTANET},
 };
 #define NUM_FAMILIES ((int)(sizeof config_families / sizeof config_families[0]))
 
@@ -497,8 +534,9 @@ static const Family config_families[] = {
 #undef TRANSFORMER
 #undef MATRIX
 #undef MAMBA2
+#undef GATED_DELTANET
 
 // All presets in words, for --help and messages
 #define PRESET_NAMES                                                                                         \
-    "fox-pro, fox-llama, transformer-pro, transformer-llama, transformer-swa, deltanet, hgrn2 or mamba2, "   \
-    "then -nano, -micro, -125m, -360m or -760m"
+    "fox-pro, fox-llama, transformer-pro, transformer-llama, transformer-swa, deltanet, gated-deltanet, "    \
+    "hgrn2 or mamba2, then -nano, -micro, -125m, -360m or -760m"

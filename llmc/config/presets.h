@@ -58,6 +58,7 @@ static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* n
         c->hidden_size = shape->d;
         c->num_hidden_layers = shape->L;
         c->num_heads = shape->heads;
+        if (family->mixer == MIXER_GATED_DELTANET) c->head_dim = 128;
         if (row->head_size) c->num_heads = shape->d / row->head_size;
         c->hidden_ratio = family->hidden_ratio;
         c->use_rope = family->rope;

@@ -100,6 +100,13 @@ static inline Linear layer_in_proj(const Layer* layer) {
     return linear;
 }
 
+// The MLP's input projection [2I, d], of one tensor or two.
+static inline Linear layer_gate_up_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_GATE_PROJ);
+    linear.N = 2 * config_mlp_size(layer->config);
+    return linear;
+}
+
 // An RMSNorm over rows of d channels: y = x / sqrt(mean(x^2) + eps) * weight.
 typedef struct {
     const real* weight; // [d]

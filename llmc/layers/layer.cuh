@@ -139,6 +139,14 @@ static inline Linear layer_in_proj(const Layer* layer) {
     return linear;
 }
 
+// The MLP's input projection [2I, d], of one tensor or two.
+static inline Linear layer_gate_up_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_GATE_PROJ);
+    linear.N = linear.out_stride = 2 * config_mlp_size(layer->config);
+    linear.fp8 = layer_fp8(layer, layer->l, P_GATE_PROJ, linear.N);
+    return linear;
+}
+
 // Before a pass reads new weights of the layer: their copies in FP8.
 static inline void layer_weights_in_fp8(const Layer* layer, const Fp8State* s) {
     const bf16* w[FP8_LINEARS];

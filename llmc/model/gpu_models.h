@@ -26,6 +26,8 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
     if (c->hidden_size > GPU_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (c->mixer == MIXER_GATED_DELTANET)
+        die("%s has no kernels on the GPU yet: use ./train_fox", config_class(c)->architecture);
     if (cudnn) gpu_check_cudnn(c);
     const char* untried = c->num_kv_heads          ? "num_kv_heads"
                           : c->tie_word_embeddings ? "tie_word_embeddings"

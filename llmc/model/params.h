@@ -35,6 +35,7 @@ enum {
     P_DOWN_PROJ,           // [d, I]
     P_NORM,                // [d]
     P_LM_HEAD,             // [V, d]   no row of its own where it is tied to the embedding
+    P_UP_PROJ,             // [I, d]   where the file has it apart: behind P_GATE_PROJ, which then is [I, d]
     NUM_SHARED_KINDS = 16, // room for those of every model
     MIXER_KINDS = 16,      // room for a mixer's own
     NUM_PARAM_KINDS = NUM_SHARED_KINDS + MIXER_KINDS * NUM_MIXERS
@@ -144,6 +145,13 @@ static inline void params_add_proj(ParamTable* t, ParamKind kind, int64_t l, con
     proj->rows = column + rows;
 }
 
+// The MLP's input matrix [2I, d]; apart: as two tensors, contiguous in the flat buffer.
+static inline void params_add_gate_up(ParamTable* t, int64_t l, int64_t I, int64_t d, bool apart) {
+    const int64_t up[3] = {I, d, 0};
+    params_add_matrix(t, P_GATE_PROJ, l, "mlp.gate_proj.weight", apart ? I : 2 * I, d);
+    if (apart) params_add(t, P_UP_PROJ, l, "mlp.up_proj.weight", INIT_NORMAL, up, true);
+}
+
 // The weights of a convolution over n channels; `fused` with those of the row before.
 static inline void params_add_conv(ParamTable* t, ParamKind kind, int64_t l, const char* name, int64_t n,
                                    bool fused) {
@@ -180,6 +188,7 @@ static inline void params_init_xavier(Param* p, const Config* c) {
 typedef struct {
     const char *embeddings, *layers, *final_norm; // names outside the layers, and the prefix of those within
     const char* norm;                             // name of the norm before the mixer, in its layer
+    bool up_proj;                                 // the MLP's up_proj is a tensor of its own
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     void (*add_outside)(ParamTable* t, const Config* c); // rows outside the layers; NULL: none
     void (*init)(Param* p, const Config* c);             // changes how a row of the table starts; NULL: none

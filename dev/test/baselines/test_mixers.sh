@@ -21,6 +21,7 @@ keys() {
     case $1 in
     mamba2) echo "--set state_size=16" ;;
     hgrn2) echo "--set intermediate_size=32 --set use_lower_bound=true" ;;
+    gated-deltanet) echo "--set intermediate_size=32 --set head_dim=8" ;;
     *) echo "--set intermediate_size=32" ;;
     esac
 }
@@ -76,7 +77,7 @@ no_lower_bounds() {
     dies "tensor 'model.lower_bounds' is missing" ./train_fox --init "$to" $batches --dump "$scratch/dump"
 }
 
-for family in deltanet hgrn2 mamba2; do
+for family in deltanet gated-deltanet hgrn2 mamba2; do
     small=$(model $family)
     runs $family
     one_thing_and_exit $family

@@ -95,6 +95,8 @@ static const char* const models[] = {
     "fox-pro window_size=100 fgate_bias_init=true",
     "deltanet",
     "deltanet num_heads=1 hidden_size=70 num_hidden_layers=1",
+    "gated-deltanet",
+    "gated-deltanet num_heads=1 head_dim=35 num_hidden_layers=1",
     "hgrn2",
     "hgrn2 use_lower_bound=true num_hidden_layers=3",
     "mamba2 state_size=6",

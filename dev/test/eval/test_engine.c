@@ -473,6 +473,7 @@ static int test_engine(void) {
     check_greedy("fox-pro window_size=30", 200);
     check_steps("fox-pro");
     check_steps("mamba2");
+    check_steps("gated-deltanet");
     check_forgetting();
     check_reused("fox-pro num_heads=1");
     check_reused("fox-pro num_heads=1 use_rope=true");

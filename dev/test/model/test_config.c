@@ -58,6 +58,8 @@ static void check_counts(void) {
         {"mamba2-125m", 128965824},          {"mamba2-360m", 368314880},
         {"mamba2-760m", 780113664},          {"transformer-swa-125m", 123551232},
         {"transformer-swa-360m", 359794688}, {"transformer-swa-760m", 756747264},
+        {"gated-deltanet-125m", 125283160},  {"gated-deltanet-360m", 365815292},
+        {"gated-deltanet-760m", 771867258},
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         Config c = preset(expected[i].name);
@@ -141,17 +143,20 @@ static void check_table(const Config* c, const char* name) {
     int64_t end = 0, parameters = 0;
     for (int r = 0; r < t.num_rows; r++) {
         const Param* p = &t.rows[r];
-        bool fused = p->column > 0 || p->kind == P_DELTANET_K_CONV || p->kind == P_DELTANET_V_CONV;
+        bool fused = p->column > 0 || p->kind == P_DELTANET_K_CONV || p->kind == P_DELTANET_V_CONV ||
+                     p->kind == P_UP_PROJ;
+        const MixerKind kinds_of = c->mixer == MIXER_GATED_DELTANET ? MIXER_DELTANET : c->mixer;
         CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
               "%s: %s starts at %lld", name, p->name, (long long)p->offset);
         int64_t count = 1;
         for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
         CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
-        CHECK(p->kind < NUM_SHARED_KINDS || (p->kind - NUM_SHARED_KINDS) / MIXER_KINDS == (int)c->mixer,
+        CHECK(p->kind < NUM_SHARED_KINDS || (p->kind - NUM_SHARED_KINDS) / MIXER_KINDS == (int)kinds_of,
               "%s: %s has kind %d, another mixer's", name, p->name, p->kind);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS, of = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D;
+        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS,
+             of = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D || p->kind == P_DELTANET_A_LOG;
         CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of),
               "%s: weight decay of %s", name, p->name);
         CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
@@ -227,11 +232,18 @@ static void check_params(void) {
               has_param(&c, "backbone.layers.0.norm.weight") &&
               !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
           "names of mamba2");
-    CHECK(fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 0))) / 1e-3 - 1) < 1e-9 &&
-              fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 1))) / 0.1 - 1) < 1e-12,
+    CHECK(fabs(log1p(exp(initial_dt_bias(&c, 0, 0))) / 1e-3 - 1) < 1e-9 &&
+              fabs(log1p(exp(initial_dt_bias(&c, 0, 1))) / 0.1 - 1) < 1e-12,
           "the time steps of mamba2 do not start from time_step_min to time_step_max");
     c.time_step_floor = 0.05;
-    CHECK(fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
+    CHECK(fabs(log1p(exp(initial_dt_bias(&c, 0, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
+
+    c = preset("gated-deltanet-nano");
+    check_table(&c, "gated-deltanet");
+    CHECK(has_param(&c, "model.layers.2.attn.g_proj.weight") && has_param(&c, "model.layers.0.attn.A_log") &&
+              has_param(&c, "model.layers.0.attn.dt_bias") &&
+              has_param(&c, "model.layers.0.mlp.up_proj.weight"),
+          "names of gated-deltanet");
 
     c = preset("transformer-llama-nano");
     c.num_heads = 1;
@@ -392,6 +404,25 @@ static const struct {
       {"rescale_prenorm_residual", "false", "0"},
       {"chunk_size", "64", "0"},
       ENDS}},
+    {"gated-deltanet-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "250", "0 null"},
+      {"num_hidden_layers", "4", "0"},
+      {"num_heads", "4", "0 1025"},
+      {"attn_mode", "chunk", "fused_recurrent"},
+      {"head_dim", "96", "0 1.5 null"},
+      {"expand_v", "1", "0 1.5 null"},
+      {"num_v_heads", "null", "4"},
+      {"use_gate", "true", "false"},
+      {"use_short_conv", "true", "false"},
+      {"conv_size", "4", "3"},
+      {"allow_neg_eigval", "false", "true"},
+      {"attn", "null", "true"},
+      {"hidden_ratio", "2.25", "0"},
+      {"intermediate_size", "100", "0"},
+      {"hidden_act", "swish", "gelu"},
+      {"norm_eps", "1e-5", "2"},
+      ENDS}},
 };
 
 #undef ENDS
@@ -451,7 +482,8 @@ static void check_key(const KeyTest* test, const ConfigKey* key, const Config* b
     Config c = *base;
     CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
     if (key->type == KEY_ROPE) c.use_rope = true;
-    bool fixed = key->bytes == 0 || key->offset == offsetof(Config, head_dim); // or derived: one value
+    const bool derived = key->offset == offsetof(Config, head_dim) && base->mixer != MIXER_GATED_DELTANET;
+    bool fixed = key->bytes == 0 || derived; // one value
     CHECK(strcmp(key->name, test->name) == 0, "key %s is %s", test->name, key->name);
     CHECK(same_config(&c, base) == fixed, "--set %s=%s", test->name, test->value);
     check_round_trip(&c, test->name);
@@ -563,6 +595,7 @@ static void check_files(void) {
     check_family("deltanet-nano", "delta_net-project_fox", "DeltaNetForCausalLM");
     check_family("hgrn2-nano", "hgrn2-project_fox", "HGRN2ForCausalLM");
     check_family("mamba2-nano", "mamba2-project_fox", "Mamba2ForCausalLM");
+    check_family("gated-deltanet-nano", "gated_deltanet", "GatedDeltaNetForCausalLM");
 
     static const char sizes[] =
         "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";

@@ -66,8 +66,9 @@ static void check_initial_values(void) {
     check_common(&fox, &other, "more layers", 63);
 
     // No two of a model's drawn tensors start alike.
-    static const char* const names[] = {"fox-pro-nano", "deltanet-nano", "hgrn2-nano", "mamba2-nano"};
-    for (int n = 0; n < 4; n++) {
+    static const char* const names[] = {"fox-pro-nano", "deltanet-nano", "hgrn2-nano", "mamba2-nano",
+                                        "gated-deltanet-nano"};
+    for (int n = 0; n < 5; n++) {
         const Config c = preset(names[n]);
         ParamTable t = params_build(&c);
         for (int r = 0; r < t.num_rows; r++)

@@ -126,6 +126,7 @@ static const Variant packed[] = {
     {"fox-pro document_reset=true vocab_size=5 hidden_size=24 num_heads=4 num_kv_heads=2", 2, 9},
     {"transformer-pro document_reset=true vocab_size=5 window_size=3", 2, 9},
     {"deltanet document_reset=true vocab_size=6", 2, 9},
+    {"gated-deltanet document_reset=true vocab_size=6", 2, 9},
     {"hgrn2 document_reset=true vocab_size=5 use_lower_bound=true", 2, 9},
     {"mamba2 document_reset=true vocab_size=5 state_size=6", 2, 9},
 };

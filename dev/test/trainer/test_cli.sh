@@ -347,6 +347,9 @@ hgrn2-760m 756820992
 mamba2-125m 128965824
 mamba2-360m 368314880
 mamba2-760m 780113664
+gated-deltanet-125m 125283160
+gated-deltanet-360m 365815292
+gated-deltanet-760m 771867258
 END
     check "nothing is made" test ! -e "$out/dry"
     check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run config

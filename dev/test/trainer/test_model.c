@@ -252,6 +252,7 @@ static void check_initial_weights(void) {
 static double recurrent_deviation(const Config* c, const Param* p) {
     double rows = (double)p->shape[0], cols = (double)(p->count / p->shape[0]);
     if (c->mixer == MIXER_MAMBA2 && p->kind == P_LM_HEAD) return 1 / sqrt(3 * cols);
+    if (c->mixer == MIXER_GATED_DELTANET) return 0.02; // as in flash-linear-attention
     switch (p->kind) {
     case P_DELTANET_Q_PROJ:
     case P_DELTANET_K_PROJ:
@@ -286,7 +287,11 @@ static void check_recurrent_weights(const char* name) {
             CHECK(model.params[p->offset + i] == 1, "%s", p->name);
         for (int64_t i = 0; p->kind == P_MAMBA2_A_LOG && i < p->count; i++)
             CHECK(model.params[p->offset + i] == (real)log((double)(i + 1)), "%s", p->name);
-        for (int64_t i = 0; p->kind == P_MAMBA2_DT_BIAS && i < p->count; i++) {
+        for (int64_t i = 0; p->kind == P_DELTANET_A_LOG && i < p->count; i++)
+            CHECK(model.params[p->offset + i] < (real)2.7727 && model.params[p->offset + i] > -9, "%s",
+                  p->name);
+        const bool steps = p->kind == P_MAMBA2_DT_BIAS || p->kind == P_DELTANET_DT_BIAS;
+        for (int64_t i = 0; steps && i < p->count; i++) {
             double step = log1p(exp((double)model.params[p->offset + i]));
             CHECK(step > 0.999e-3 && step < 0.1001, "%s: a time step of %g", p->name, step);
         }
@@ -301,6 +306,7 @@ static int test_model(void) {
     check_threads("fox-pro hidden_size=78 num_heads=1 window_size=100");
     check_threads("transformer-llama hidden_size=78 num_heads=1 document_reset=true");
     check_threads("deltanet hidden_size=78 num_heads=3");
+    check_threads("gated-deltanet hidden_size=78 num_heads=3 head_dim=20");
     check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
     check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
     omp_set_num_threads(1); // the models below are too small for threads to pay
@@ -309,10 +315,12 @@ static int test_model(void) {
     check_window("transformer-swa window_size=4 num_hidden_layers=1", 4);
     check_window("transformer-llama window_size=140 num_hidden_layers=1", 140);
     check_causality("deltanet");
+    check_causality("gated-deltanet");
     check_causality("hgrn2");
     check_causality("mamba2 state_size=6");
     check_accumulation("fox-pro", 150);
     check_accumulation("deltanet", 70);
+    check_accumulation("gated-deltanet", 70);
     check_accumulation("hgrn2 use_lower_bound=true", 70);
     check_accumulation("mamba2 state_size=6", 70);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
@@ -326,6 +334,8 @@ static int test_model(void) {
     check_grouped("fox-pro document_reset=true vocab_size=5 num_heads=4 num_kv_heads=2", 60);
     check_initial_weights();
     check_recurrent_weights("deltanet hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
+    check_recurrent_weights(
+        "gated-deltanet hidden_size=72 num_heads=16 num_hidden_layers=3 intermediate_size=100");
     check_recurrent_weights("hgrn2 hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
     check_recurrent_weights("mamba2 hidden_size=72 num_heads=24 num_hidden_layers=3");
     return test_report();

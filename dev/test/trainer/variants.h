@@ -54,6 +54,7 @@ static const Variant variants[] = {
     {"transformer-llama tie_word_embeddings=true", 3, 9},
     {"hgrn2 tie_word_embeddings=true use_lower_bound=true", 2, 9},
     {"mamba2 tie_word_embeddings=true state_size=6", 2, 9},
+    {"gated-deltanet tie_word_embeddings=true", 2, 9},
 
     {"fox-pro mlp=none", 2, 7},
     {"fox-llama mlp=none num_hidden_layers=1", 2, 7},
@@ -80,13 +81,20 @@ static const Variant variants[] = {
     {"fox-llama window_size=3 fgate_type=bias_only", 2, 9},
     {"transformer-pro window_size=1000", 2, 9},
 
-    // T = 150 is three segments of SEGMENT, a head of 70 channels two pieces of COLUMNS
+    // T = 150 is three segments of SEGMENT, a head of 70 channels, or values, two pieces of COLUMNS
     {"deltanet", 2, 9},
     {"deltanet", 3, 1},
     {"deltanet", 2, 3},
     {"deltanet num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
     {"deltanet num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
     {"deltanet mlp=none", 1, 150},
+
+    {"gated-deltanet", 2, 9},
+    {"gated-deltanet", 3, 1},
+    {"gated-deltanet expand_v=1 head_dim=5", 2, 3},
+    {"gated-deltanet num_heads=3 head_dim=9 num_hidden_layers=1", 2, 64},
+    {"gated-deltanet num_heads=1 head_dim=35 num_hidden_layers=1", 1, 101},
+    {"gated-deltanet mlp=none", 1, 150},
 
     {"hgrn2", 2, 9},
     {"hgrn2", 3, 1},
@@ -117,6 +125,7 @@ static Config variant_config(const char* name) {
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2;
     if (c.mixer != MIXER_MAMBA2) c.intermediate_size = 10;
+    if (c.mixer == MIXER_GATED_DELTANET) c.head_dim = 6;
     c.bos_token_id = c.eos_token_id = -1;
     for (char* key; (key = strtok_r(NULL, " ", &rest)) != NULL;) {
         char* value = strchr(key, '=');
@@ -159,9 +168,10 @@ static void variant_weights(Model* model) {
             case INIT_ZERO: w = p->kind == P_HGRN2_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;
             case INIT_FUNCTION:
-                w = p->kind == P_MAMBA2_DT_BIAS ? noise
-                    : p->kind == P_MAMBA2_A_LOG ? 0.5 * noise
-                                                : config_long_gate_bias(&model->config, i) + 0.1 * noise;
+                w = p->kind == P_MAMBA2_DT_BIAS || p->kind == P_DELTANET_DT_BIAS ? noise
+                    : p->kind == P_MAMBA2_A_LOG || p->kind == P_DELTANET_A_LOG
+                        ? 0.5 * noise
+                        : config_long_gate_bias(&model->config, i) + 0.1 * noise;
                 break;
             }
             model->params[p->offset + i] = (real)w;

@@ -149,18 +149,6 @@ static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a
     }
 }
 
-// Adds the sums over all tokens to the gradients of dt_bias, A_log and D.
-static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int64_t rows) {
-    static const ParamKind kinds[] = {P_MAMBA2_DT_BIAS, P_MAMBA2_A_LOG, P_MAMBA2_D};
-    int64_t NH = layer->config->num_heads;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < 3 * NH; i++) {
-        double sum = 0;
-        for (int64_t t = 0; t < rows; t++) sum += (double)dheads[(i / NH * rows + t) * NH + i % NH];
-        layer_grad(layer, kinds[i / NH])[i % NH] += (real)sum;
-    }
-}
-
 // o += D x, then gated = o silu(z).
 static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real* D = layer_param(layer, P_MAMBA2_D);
@@ -210,6 +198,7 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     Scan scan = mamba2_scan(&a, &shape);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     int64_t rows = layer->B * layer->T, di = shape.value_row;
+    const ParamKind kinds[3] = {P_MAMBA2_DT_BIAS, P_MAMBA2_A_LOG, P_MAMBA2_D};
     ScanBackward gradients = {.dq_parts = a.parts,
                               .dk_parts = a.parts + rows * shape.NH * scan_pieces(shape.V) * shape.K,
                               .ddecay_parts = a.ddecay_parts,
@@ -224,7 +213,7 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     mamba2_gate_backward(&a, &shape, in_proj.N);
     scan_backward(&gradients, &scan, &shape);
     mamba2_steps_backward(layer, &a, &shape);
-    mamba2_add_heads(layer, a.dheads, rows);
+    for (int i = 0; i < 3; i++) scan_add_heads(layer, kinds[i], a.dheads + i * rows * shape.NH);
     conv_backward(a.dproj + di, a.dxbc, a.proj + di, &conv);
     linear_backward(din, a.dproj, in, &in_proj);
 }

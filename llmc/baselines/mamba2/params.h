@@ -5,7 +5,7 @@ in_proj's rows are z [di], then x [di], B [N] and C [N], which the convolution r
 */
 #pragma once
 
-#include "../../model/params.h"
+#include "../shared/head_params.h"
 
 // C = di + 2 N channels of the convolution
 enum {
@@ -18,15 +18,6 @@ enum {
     P_MAMBA2_NORM,                               // [di]
     P_MAMBA2_OUT_PROJ,                           // [d, di]
 };
-
-// Bias of a time step: softplus of it is exp(a number uniform between the logarithms of time_step_min and
-// time_step_max), at least time_step_floor.
-static inline double mamba2_initial_dt_bias(const Config* c, int64_t head, double uniform) {
-    (void)head;
-    double low = log(c->time_step_min), high = log(c->time_step_max);
-    double dt = fmax(exp(low + uniform * (high - low)), c->time_step_floor);
-    return dt + log(-expm1(-dt));
-}
 
 // A_log of head i is log(i + 1).
 static inline double mamba2_initial_A_log(const Config* c, int64_t head, double uniform) {
@@ -43,15 +34,6 @@ static inline void mamba2_init(Param* p, const Config* c) {
         p->scale /= sqrt((double)c->num_hidden_layers);
 }
 
-// A number for each head, read in fp32; `initial` NULL: it starts at 1.
-static inline void mamba2_add_head_numbers(ParamTable* t, const Config* c, ParamKind kind, int64_t l,
-                                           const char* name, InitialValue* initial) {
-    const int64_t heads[3] = {c->num_heads, 0, 0};
-    Param* p = params_add(t, kind, l, name, initial ? INIT_FUNCTION : INIT_ONE, heads, false);
-    p->initial = initial;
-    params_in_fp32(t, p);
-}
-
 // Rows of layer l.
 static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) {
     int64_t d = c->hidden_size, di = config_inner_size(c), C = di + 2 * c->state_size;
@@ -60,9 +42,9 @@ static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) 
     params_add_conv(t, P_MAMBA2_CONV, l, "mixer.conv1d.weight", C, false);
     params_add(t, P_MAMBA2_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
         1 / sqrt((double)CONV_WIDTH);
-    mamba2_add_head_numbers(t, c, P_MAMBA2_DT_BIAS, l, "mixer.dt_bias", mamba2_initial_dt_bias);
-    mamba2_add_head_numbers(t, c, P_MAMBA2_A_LOG, l, "mixer.A_log", mamba2_initial_A_log);
-    mamba2_add_head_numbers(t, c, P_MAMBA2_D, l, "mixer.D", NULL);
+    params_add_head_numbers(t, c, P_MAMBA2_DT_BIAS, l, "mixer.dt_bias", initial_dt_bias);
+    params_add_head_numbers(t, c, P_MAMBA2_A_LOG, l, "mixer.A_log", mamba2_initial_A_log);
+    params_add_head_numbers(t, c, P_MAMBA2_D, l, "mixer.D", NULL);
     params_add_norm(t, P_MAMBA2_NORM, l, "mixer.norm.weight", di, c->norm_eps);
     params_add_matrix(t, P_MAMBA2_OUT_PROJ, l, "mixer.out_proj.weight", d, di);
 }

@@ -1,5 +1,5 @@
 /*
-The recurrence of DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is updated by
+The recurrence of DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is updated by
 every token:
 
     S' = diag(f_t) S_{t-1}                          f_t: a decay per channel of K, one per head, or none
@@ -8,6 +8,7 @@ every token:
     o_t = scale S_t^T q_t
 
     DeltaNet  no decay, beta        HGRN2  a decay per channel        Mamba-2  a decay per head
+    Gated DeltaNet  a decay per head, beta
 
 Columns of S do not depend on one another, so a piece of work is a sequence, a head and COLUMNS columns.
 
@@ -253,4 +254,16 @@ static inline void scan_sum(real* out, const real* parts, int64_t count, int64_t
     memset(out, 0, (size_t)n * sizeof(real));
     for (int64_t i = 0; i < count; i++)
         for (int64_t c = 0; c < n; c++) out[c] += parts[i * n + c];
+}
+
+// Adds the sums over all tokens of terms [B T, NH] to the gradient of a parameter that is a number a head.
+static inline void scan_add_heads(const Layer* layer, ParamKind kind, const real* terms) {
+    int64_t NH = layer->config->num_heads, rows = layer->B * layer->T;
+    real* grad = layer_grad(layer, kind);
+#pragma omp parallel for schedule(static)
+    for (int64_t h = 0; h < NH; h++) {
+        double sum = 0;
+        for (int64_t t = 0; t < rows; t++) sum += (double)terms[t * NH + h];
+        grad[h] += (real)sum;
+    }
 }

@@ -161,7 +161,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
 // out = in + mlp(norm(in)) of the rows of an extension
 static inline void mlp_extend(const Layer* layer, const Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* a = &cache->acts;
-    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM), act = {};
     act.x = a->gate_up;
     act.swiglu = true;
