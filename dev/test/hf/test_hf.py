@@ -281,10 +281,12 @@ def check_recurrent_initialization(model):
     """A model made from the config begins as the trainer's: llmc/model/params.h, llmc/baselines/*/params.h."""
     config = model.config
     fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-    L, mamba = config.num_hidden_layers, "mamba2" in config.model_type
+    L, mamba, gated = config.num_hidden_layers, "mamba2" in config.model_type, "gated" in config.model_type
     for name, x in fresh.state_dict().items():
         spread = config.initializer_range
-        if "conv1d" in name:
+        if gated:
+            pass  # all matrices and convolutions alike
+        elif "conv1d" in name:
             spread = 0.5 / 3**0.5
         elif mamba and name.endswith("proj.weight") or mamba and "lm_head" in name:
             spread = (3 * x.shape[1] * (L if "out_proj" in name else 1)) ** -0.5
@@ -296,11 +298,13 @@ def check_recurrent_initialization(model):
             assert abs(x.std() / spread - 1) < 0.3, f"{name}: {x.std()}, not {spread}"
         elif "norm" in name or name.endswith(".D"):
             assert (x == 1).all(), name
+        elif "A_log" in name and gated:
+            assert (x < math.log(16.001)).all() and x.unique().numel() == config.num_heads, name
         elif "A_log" in name:
             assert error(x.exp(), torch.arange(1, config.num_heads + 1)) < 1e-6, name
         elif "dt_bias" in name:
             step = torch.nn.functional.softplus(x)
-            assert (step >= config.time_step_min * 0.999).all() and (step <= config.time_step_max * 1.001).all(), name
+            assert (step >= 0.999e-3).all() and (step <= 0.1001).all(), name
         elif "lower_bounds" in name:
             assert (x == 0).all(), name
 
@@ -471,7 +475,7 @@ def check_trained(name, work):
     if is_recurrent(config):
         sizes = ["num_hidden_layers=2", "initializer_range=0.2"]
     settings = [word for pair in switches + sizes for word in ("--set", pair)]
-    preset = name.split("-")[0] if is_recurrent(config) else "fox-llama"
+    preset = name.removesuffix("-lower-bound") if is_recurrent(config) else "fox-llama"
     checkpoint = train(work, name, "--model", preset + "-nano", *settings)
     dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)

@@ -266,6 +266,7 @@ static void test_auto_map(void) {
                                               {"transformer-llama", "modeling_fox", "Transformer"},
                                               {"transformer-swa", "modeling_fox", "Transformer"},
                                               {"deltanet", "modeling_recurrent", "DeltaNet"},
+                                              {"gated-deltanet", "modeling_recurrent", "GatedDeltaNet"},
                                               {"hgrn2", "modeling_recurrent", "HGRN2"},
                                               {"mamba2", "modeling_recurrent", "Mamba2"}};
     for (size_t f = 0; f < sizeof families / sizeof *families; f++) {

@@ -241,7 +241,6 @@ static void check_params(void) {
     c = preset("gated-deltanet-nano");
     check_table(&c, "gated-deltanet");
     CHECK(has_param(&c, "model.layers.2.attn.g_proj.weight") && has_param(&c, "model.layers.0.attn.A_log") &&
-              has_param(&c, "model.layers.0.attn.dt_bias") &&
               has_param(&c, "model.layers.0.mlp.up_proj.weight"),
           "names of gated-deltanet");
 

@@ -3,7 +3,7 @@ What makes a checkpoint folder one that Hugging Face transformers opens, beside 
 model.safetensors:
 
     modeling_fox.py           the model in PyTorch (llmc/checkpoint/hf/), which config.json's auto_map names
-    modeling_recurrent.py     with DeltaNet, HGRN2 and Mamba-2, which then auto_map names
+    modeling_recurrent.py     with the recurrent baselines, which then auto_map names
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
     tokenizer.json            where the tokenizer is known (tokenizer.h)

@@ -1,6 +1,6 @@
 """
 The recurrent baselines of the Forgetting Transformer for Hugging Face transformers, 4.44 and later: DeltaNet,
-HGRN2 and Mamba-2. Model, cache and generation are those of modeling_fox.py, which belongs beside this file; here
+Gated DeltaNet, HGRN2 and Mamba-2. Model, cache and generation are those of modeling_fox.py, which belongs beside this file; here
 are the configurations, the mixers and their blocks. Opened in the same way:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
@@ -8,6 +8,7 @@ are the configurations, the mixers and their blocks. Opened in the same way:
 A head keeps a state S [K, V] of its tokens so far, and token t reads o_t = S_t^T q_t:
 
     DeltaNet    S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T
+    Gated       the same from a_t S_{t-1} instead of S_{t-1}             a_t per head
     HGRN2       S_t = diag(f_t) S_{t-1} + (1 - f_t) v_t^T                f_t per channel
     Mamba-2     S_t = a_t S_{t-1} + B_t (step_t x_t)^T                   a_t per head, q = C, k = B
 
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from .modeling_fox import (
-    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, widen)
+    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, mlp_width, widen)
 
 L2_NORM_EPS = 1e-6   # a constant in the paper's code, not in config.json
 CONV_WIDTH = 4       # tokens that a convolution reads, its own included
@@ -69,6 +70,17 @@ class DeltaNetConfig(RecurrentConfig):
                     hidden_act="swish")
         super().__init__(SHELL, only, **keys)
         self.check_heads(self.hidden_size, None)
+
+
+class GatedDeltaNetConfig(RecurrentConfig):
+    """flash-linear-attention's keys."""
+
+    model_type = "gated_deltanet"
+
+    def __init__(self, **keys):
+        only = dict(attn_mode="chunk", num_v_heads=None, use_gate=True, use_short_conv=True, conv_size=CONV_WIDTH,
+                    allow_neg_eigval=False, attn=None, hidden_act="swish")
+        super().__init__(dict(SHELL, head_dim=256, expand_v=2), only, **keys)
 
 
 class HGRN2Config(RecurrentConfig):
@@ -132,15 +144,23 @@ def document_masks(documents, length, chunk):
         yield own[..., None] == own[..., None, :], (own == before)[..., None], (own == own[:, :, -1:])[..., None]
 
 
-def delta_chunk(S, q, k, v, beta, masks):
+def delta_chunk(S, q, k, v, beta, *rest):
     """
     One chunk of the delta rule, beta [B, h, C, 1]: what tokens add to the state, after what those before them
-    in the chunk added, comes from a triangular system of equations. Returns o and the next S.
+    in the chunk added, comes from a triangular system of equations. rest: with decays their logarithms
+    [B, h, C, 1], taken as in decay_chunk, and the masks. Returns o and the next S.
     """
+    *log_decay, masks = rest
     A, P, seen, read, written, kept = beta * (k @ k.mT), q @ k.mT, k, q, k, S
+    for x in log_decay:
+        b = x.double().cumsum(2)
+        weight = (b - b.mT).clamp(max=0).to(q.dtype).exp()  # above the diagonal A and P are not read
+        A, P, since, until = A * weight, P * weight, b.to(q.dtype).exp(), (b[:, :, -1:] - b).to(q.dtype).exp()
+        seen, read, written, kept = k * since, q * since, k * until, S * since[:, :, -1:]
     if masks is not None:  # A and P are of documents, tokens of a later one neither read nor keep the state before
         same, first, last = masks
-        A, P, seen, read, written, kept = A * same, P * same, k * first, q * first, k * last, S * first[:, :, -1:]
+        A, P, seen, read = A * same, P * same, seen * first, read * first
+        written, kept = written * last, kept * first[:, :, -1:]
     W, U = torch.linalg.solve_triangular(  # the unit diagonal of A is implied
         A.tril(-1), beta * torch.cat((seen, v), -1), upper=False, unitriangular=True).split(
             (k.shape[-1], v.shape[-1]), -1)
@@ -208,6 +228,13 @@ def xavier_linear(rows, columns):
     return uniform(nn.Linear(columns, rows, bias=False), 2**-2.5 * math.sqrt(6 / (rows + columns)))
 
 
+def initial_dt_bias(heads, least, most, floor):
+    """softplus of it is log-uniform between least and most."""
+    low, high = math.log(least), math.log(most)
+    step = (low + (high - low) * torch.rand(heads)).exp().clamp(min=floor)
+    return step + torch.log(-torch.expm1(-step))
+
+
 def conv1d(channels, bias):
     return uniform(nn.Conv1d(channels, channels, CONV_WIDTH, groups=channels, bias=bias), CONV_WIDTH**-0.5)
 
@@ -250,6 +277,36 @@ class DeltaNet(nn.Module):
         return self.o_proj(self.o_norm(o).flatten(2).to(a.dtype))
 
 
+class GatedDeltaNet(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, self.h = config.hidden_size, config.num_heads
+        kd, vd = self.h * config.head_dim, self.h * config.head_dim * config.expand_v
+        self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.b_proj, self.a_proj = (
+            nn.Linear(d, n, bias=False) for n in (kd, kd, vd, vd, self.h, self.h))
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            nn.Conv1d(n, n, CONV_WIDTH, groups=n, bias=False) for n in (kd, kd, vd))
+        self.A_log, self.dt_bias = (nn.Parameter(torch.ones(self.h)) for _ in range(2))
+        self.o_norm, self.o_proj = RMSNorm(vd // self.h, config.norm_eps), nn.Linear(vd, d, bias=False)
+
+    def initial_heads(self, config):
+        """How A_log and dt_bias begin: rates uniform in 0 to 16, time steps as Mamba-2's."""
+        return dict(A_log=(16 * (1 - torch.rand(self.h))).log(), dt_bias=initial_dt_bias(self.h, 1e-3, 0.1, 1e-4))
+
+    def forward(self, a, _, mask, documents, cache):
+        x = torch.cat((self.q_proj(a), self.k_proj(a), self.v_proj(a)), dim=-1)
+        weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
+        x = causal_conv(hide_padding(x, mask), weight, None, documents, cache)
+        widths = [len(conv.weight) for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d)]
+        q, k, v = (widen(part).unflatten(-1, (self.h, -1)) for part in x.split(widths, dim=-1))
+        q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + L2_NORM_EPS) for part in (q, k))
+        beta = widen(self.b_proj(a)).sigmoid().unsqueeze(-1)
+        step = F.softplus(widen(self.a_proj(a)) + widen(self.dt_bias)).unsqueeze(-1)
+        log_decay = -step * widen(self.A_log).exp()[:, None]
+        o = recurrence(delta_chunk, cache, CHUNK, documents, q / math.sqrt(q.shape[-1]), k, v, beta, log_decay)
+        return self.o_proj((self.o_norm(o).flatten(2) * F.silu(widen(self.g_proj(a)))).to(a.dtype))
+
+
 class HGRN2(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -283,10 +340,8 @@ class Mamba2(nn.Module):
 
     def initial_heads(self, config):
         """How dt_bias, A_log and D begin: softplus(dt_bias) log-uniform in time_step_min to time_step_max."""
-        low, high = math.log(config.time_step_min), math.log(config.time_step_max)
-        step = (low + (high - low) * torch.rand(self.h)).exp().clamp(min=config.time_step_floor)
-        return dict(dt_bias=step + torch.log(-torch.expm1(-step)), A_log=torch.arange(1.0, self.h + 1).log(),
-                    D=torch.ones(self.h))
+        dt_bias = initial_dt_bias(self.h, config.time_step_min, config.time_step_max, config.time_step_floor)
+        return dict(dt_bias=dt_bias, A_log=torch.arange(1.0, self.h + 1).log(), D=torch.ones(self.h))
 
     def forward(self, a, _, mask, documents, cache):
         di, N = self.out_proj.in_features, self.N
@@ -316,6 +371,27 @@ class DeltaNetBlock(RecurrentBlock):
     mixer_class = DeltaNet
 
 
+class ApartMLP(nn.Module):
+    """The MLP of modeling_fox.py with its two input projections apart, as flash-linear-attention stores them."""
+
+    def __init__(self, config):
+        super().__init__()
+        d, I = config.hidden_size, mlp_width(config)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            nn.Linear(n, m, bias=False) for n, m in ((d, I), (d, I), (I, d)))
+
+    def forward(self, m):
+        return self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m))
+
+
+class GatedDeltaNetBlock(Block):
+    cache_class, mixer_class = RecurrentLayerCache, GatedDeltaNet
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mlp = ApartMLP(config)
+
+
 class HGRN2Block(RecurrentBlock):
     mixer_class = HGRN2
 
@@ -337,7 +413,7 @@ class Recurrent:
     """What the families share, before the classes of modeling_fox.py."""
 
     cache_class = RecurrentCache
-    _no_split_modules = ["DeltaNetBlock", "HGRN2Block", "Mamba2Block"]
+    _no_split_modules = ["DeltaNetBlock", "GatedDeltaNetBlock", "HGRN2Block", "Mamba2Block"]
 
     def _init_weights(self, module):
         """The trainer's initialization, of what no checkpoint has."""
@@ -345,11 +421,11 @@ class Recurrent:
         if bound is not None:
             for p in module.parameters():
                 nn.init.uniform_(p, -bound, bound)
-        elif isinstance(module, (nn.Linear, nn.Embedding)):
+        elif isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
             nn.init.normal_(module.weight, 0, self.config.initializer_range * getattr(module, "init_scale", 1))
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
-        elif isinstance(module, Mamba2):
+        elif isinstance(module, (GatedDeltaNet, Mamba2)):
             for name, x in module.initial_heads(self.config).items():
                 if not getattr(getattr(module, name), "_is_hf_initialized", False):  # not loaded
                     with torch.no_grad():
@@ -367,6 +443,14 @@ class DeltaNetModel(Recurrent, ForgettingTransformerModel):
 
 class DeltaNetForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
     config_class, model_class = DeltaNetConfig, DeltaNetModel
+
+
+class GatedDeltaNetModel(Recurrent, ForgettingTransformerModel):
+    config_class, block_class = GatedDeltaNetConfig, GatedDeltaNetBlock
+
+
+class GatedDeltaNetForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
+    config_class, model_class = GatedDeltaNetConfig, GatedDeltaNetModel
 
 
 class HGRN2Model(Recurrent, ForgettingTransformerModel):
