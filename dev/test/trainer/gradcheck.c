@@ -29,23 +29,28 @@ typedef struct {
     int32_t *inputs, *targets;
 } Setup;
 
-static double mean_loss(Setup* s) {
-    model_forward(&s->model, s->inputs);
+// The loss with other weights of layer `from`; what layers before it compute is still there.
+static double mean_loss(Setup* s, int64_t from) {
+    Model* model = &s->model;
+    const Norm norm = model_final_norm(model, &model->pass);
+    if (from == 0) model_embed(model, s->inputs);
+    for (int64_t l = from; l < model->config.num_hidden_layers; l++) block_forward(model, l);
+    rmsnorm_forward(model->acts.lm_head_in, model->acts.x_last, &norm);
     return model_loss(&s->model, s->targets, 0, false, NULL) / (double)(s->model.B * s->model.T);
 }
 
-static double mean_loss_at(Setup* s, real* weight, double value) {
+static double mean_loss_at(Setup* s, int64_t from, real* weight, double value) {
     double before = *weight;
     *weight = value;
-    double loss = mean_loss(s);
+    double loss = mean_loss(s, from);
     *weight = before;
     return loss;
 }
 
-static double numeric_gradient(Setup* s, real* weight) {
+static double numeric_gradient(Setup* s, int64_t from, real* weight) {
     double w = *weight, h = STEP;
-    double near = mean_loss_at(s, weight, w + h) - mean_loss_at(s, weight, w - h);
-    double far = mean_loss_at(s, weight, w + 2 * h) - mean_loss_at(s, weight, w - 2 * h);
+    double near = mean_loss_at(s, from, weight, w + h) - mean_loss_at(s, from, weight, w - h);
+    double far = mean_loss_at(s, from, weight, w + 2 * h) - mean_loss_at(s, from, weight, w - 2 * h);
     return (8 * near - far) / (12 * h);
 }
 
@@ -62,10 +67,13 @@ static void analytic_gradient(Setup* s) {
 static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t* elements) {
     Model* model = &s->model;
     int64_t n = model->T >= LONG ? min64(SUBSET, p->count) : p->count;
+    const bool last = p->kind == P_NORM || p->kind == P_LM_HEAD;
+    const int64_t from = last ? model->config.num_hidden_layers : p->layer < 0 ? 0 : p->layer;
     double difference = 0, norm = 0;
+    model_forward(model, s->inputs);
     for (int64_t i = 0; i < n; i++) {
         int64_t at = p->offset + random_permute(17, (uint64_t)p->offset, p->count, i);
-        double numeric = numeric_gradient(s, &model->params[at]);
+        double numeric = numeric_gradient(s, from, &model->params[at]);
         difference += (model->grads[at] - numeric) * (model->grads[at] - numeric);
         norm += numeric * numeric;
     }
