@@ -2,8 +2,8 @@
 Groups of ranks that share sequences (--sequence-ranks N): which tokens a rank has.
 
 Rank r has number n = r % N in group r / N. The ranks of a group have the same sequences; groups are data parallel. Rank
-n has tokens n T/N .. (n+1) T/N - 1 of each sequence, and in attention NH/N heads of whole sequences
-(llmc/sequence/split.h).
+n has tokens n T/N .. (n+1) T/N - 1 of each sequence, and in attention KVH/N key heads of whole sequences, with the query
+heads that read them (llmc/sequence/split.h).
 
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer.
 */
@@ -35,12 +35,9 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
     if (c->mixer != MIXER_ATTENTION)
         return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
                     (long long)N);
-    if (c->num_kv_heads)
-        return fail(err, "--sequence-ranks %lld: ranks cannot share the heads of a model with num_kv_heads",
-                    (long long)N);
-    if (c->num_heads % N != 0)
+    if (config_key_heads(c) % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of the model", (long long)N,
-                    counted(c->num_heads, "head").text);
+                    counted(config_key_heads(c), c->num_kv_heads ? "key head" : "head").text);
     if (T % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of a sequence (--seq-len)",
                     (long long)N, counted(T, "token").text);

@@ -4,9 +4,9 @@ heads unequal work, and the rank with the most work makes the others wait. So a 
 the end of each step computes from the blocks of attention that the step's passes kept (sequence_assign_heads,
 llmc/sequence/split.h). Every rank has the weights of all heads: a new table moves no weights.
 
-    assignment  int [L, N, NH/N]   heads of each rank; at first those of sequence_head
-    kept        [L, NH/N]          blocks kept of the rank's own heads, as PruningCount counts them
-    all_kept    [L, NH]            blocks kept of all heads, summed over all ranks: all groups have one table
+    assignment  int [L, N, KVH/N]  heads of each rank (split.h); at first those of sequence_head
+    kept        [L, NH/N]          blocks kept of the rank's own query heads, as PruningCount counts them
+    all_kept    [L, KVH]           blocks kept of all heads, summed over all ranks: all groups have one table
 
     main stream    step begins: kept = 0  |  passes: pruning adds to kept  |
                    update: kept -> all_kept, summed over ranks -> assignment
@@ -33,30 +33,30 @@ An error of CUDA ends the program.
 // The layer's row of the table; NULL: no table.
 static inline const int* head_assignment(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
-    return h->assignment ? h->assignment + layer->l * layer->config->num_heads : NULL;
+    return h->assignment ? h->assignment + layer->l * config_key_heads(layer->config) : NULL;
 }
 
-// [heads] counters to which pruning adds the blocks kept of the rank's heads; NULL: not counted.
+// [NH/N] counters to which pruning adds the blocks kept of the rank's query heads; NULL: not counted.
 static inline unsigned long long* head_kept(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
-    return h->kept && !layer->recomputing ? h->kept + layer->l * h->o.heads : NULL;
+    return h->kept && !layer->recomputing ? h->kept + layer->l * rank_query_heads(h) : NULL;
 }
 
 // Allocates the table if ranks share sequences and the model prunes. sequence_close frees it.
 static inline void assignment_open(RankHeads* h, const Config* c) {
     if (h->group.size <= 1 || !config_prunes(c)) return;
     const int ranks = h->group.size, heads = h->o.heads;
-    const size_t L = (size_t)c->num_hidden_layers, NH = (size_t)c->num_heads;
+    const size_t L = (size_t)c->num_hidden_layers, KVH = (size_t)config_key_heads(c);
     assert(ranks <= SEQUENCE_MAX_RANKS);
-    int* host = (int*)xcalloc(L * NH, sizeof *host);
+    int* host = (int*)xcalloc(L * KVH, sizeof *host);
     for (size_t l = 0; l < L; l++)
-        for (int at = 0; at < (int)NH; at++)
-            host[l * NH + (size_t)at] = (int)sequence_head(at / heads, ranks, at % heads);
+        for (int at = 0; at < (int)KVH; at++)
+            host[l * KVH + (size_t)at] = (int)sequence_head(at / heads, ranks, at % heads);
     h->layers = (int)L;
-    h->assignment = (int*)device_bytes(L * NH * sizeof *host);
-    h->kept = (unsigned long long*)device_zeros(L * (size_t)heads * sizeof *h->kept);
-    h->all_kept = (unsigned long long*)device_zeros(L * NH * sizeof *h->all_kept);
-    CUDA_CHECK(cudaMemcpy(h->assignment, host, L * NH * sizeof *host, cudaMemcpyHostToDevice));
+    h->assignment = (int*)device_bytes(L * KVH * sizeof *host);
+    h->kept = (unsigned long long*)device_zeros(L * (size_t)rank_query_heads(h) * sizeof *h->kept);
+    h->all_kept = (unsigned long long*)device_zeros(L * KVH * sizeof *h->all_kept);
+    CUDA_CHECK(cudaMemcpy(h->assignment, host, L * KVH * sizeof *host, cudaMemcpyHostToDevice));
     free(host);
 }
 
@@ -64,16 +64,19 @@ static inline void assignment_open(RankHeads* h, const Config* c) {
 static inline void assignment_begin_step(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
     if (!h->assignment) return;
-    CUDA_CHECK(
-        cudaMemsetAsync(h->kept, 0, (size_t)(h->layers * h->o.heads) * sizeof *h->kept, layer->stream));
+    CUDA_CHECK(cudaMemsetAsync(h->kept, 0, (size_t)(h->layers * rank_query_heads(h)) * sizeof *h->kept,
+                               layer->stream));
 }
 
-// Thread (l, rank, i) writes all_kept of a rank's i-th head: `kept` if the rank is this one, else 0.
+// Thread (l, rank, i) writes all_kept of a rank's i-th head: the sum of `kept` if the rank is this one, else 0.
 __global__ static void __launch_bounds__(256) assignment_collect_kernel(const __grid_constant__ RankHeads h) {
-    const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, NH = heads * h.group.size;
-    if (n >= h.layers * NH) return;
-    const int l = n / NH, rank = n % NH / heads, i = n % heads;
-    h.all_kept[l * NH + h.assignment[n]] = rank == h.group.rank ? h.kept[l * heads + i] : 0;
+    const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, KVH = heads * h.group.size;
+    if (n >= h.layers * KVH) return;
+    const int l = n / KVH, rank = n % KVH / heads, i = n % heads;
+    unsigned long long sum = 0;
+    for (int q = 0; q < h.o.queries && rank == h.group.rank; q++)
+        sum += h.kept[(l * heads + i) * h.o.queries + q];
+    h.all_kept[l * KVH + h.assignment[n]] = sum;
 }
 
 static inline void assignment_collect(const RankHeads* h, cudaStream_t main) {

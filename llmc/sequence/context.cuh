@@ -30,14 +30,14 @@ typedef struct {
     HeadColumns proj, o;
     bf16* ordered[NUM_ORDERED];   // rank-major copies of the weights of all heads
     float* dordered[NUM_ORDERED]; // their gradients; NULL without a backward pass
-    bf16* norms[2];               // [heads, dh] QK norm's weights for q and k, of the rank's heads
-    float* dnorms[2];             // their gradients
-    float *bias, *dbias;          // [heads] the gate's bias and its gradient
-    int* assignment; // [layers, NH] which heads a rank has (assignment.cuh); NULL: those of sequence_head in
+    bf16* norms[2];      // [NH/N, dh], [KVH/N, dh] QK norm's weights for q and k, of the rank's heads
+    float* dnorms[2];    // their gradients
+    float *bias, *dbias; // [NH/N] the gate's bias and its gradient
+    int* assignment; // [layers, KVH] which heads a rank has (assignment.cuh); NULL: those of sequence_head in
                      // all layers
     int layers;      // of assignment
-    unsigned long long* kept;     // [layers, heads] blocks of the step in progress; NULL without assignment
-    unsigned long long* all_kept; // [layers, NH] of all heads, summed over ranks at the step's end
+    unsigned long long* kept;     // [layers, NH/N] blocks of the step in progress; NULL without assignment
+    unsigned long long* all_kept; // [layers, KVH] of all heads, summed over ranks at the step's end
 } RankHeads;
 
 typedef struct {
@@ -63,6 +63,9 @@ static inline int sequence_ranks(const SequenceMixer* s) {
 static inline SequenceMixer* sequence_of(const Layer* layer) { return (SequenceMixer*)layer->mixer_context; }
 static inline const RankHeads* rank_heads(const Layer* layer) { return &sequence_of(layer)->heads; }
 
+// NH/N, the query heads of the rank
+static inline int rank_query_heads(const RankHeads* h) { return h->o.heads * h->o.queries; }
+
 // ----------------------------------------------------------------------------
 // opening and closing
 
@@ -81,7 +84,7 @@ static inline SequenceMixer sequence_new(const Config* c, const ParamTable* tabl
 static inline void sequence_allocate(SequenceMixer* s) {
     RankHeads* h = &s->heads;
     SequenceExchange* e = &s->exchange;
-    const size_t heads = (size_t)h->o.heads, channels = (size_t)h->o.columns;
+    const size_t queries = (size_t)rank_query_heads(h), channels = (size_t)h->o.columns;
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&e->out, cudaStreamNonBlocking, greatest));
@@ -92,8 +95,8 @@ static inline void sequence_allocate(SequenceMixer* s) {
         h->norms[k] = (bf16*)device_zeros(channels * sizeof(bf16));
         h->dnorms[k] = (float*)device_zeros(channels * sizeof(float));
     }
-    h->bias = (float*)device_zeros(heads * sizeof(float));
-    h->dbias = (float*)device_zeros(heads * sizeof(float));
+    h->bias = (float*)device_zeros(queries * sizeof(float));
+    h->dbias = (float*)device_zeros(queries * sizeof(float));
 }
 
 // Collective: connects the ranks that share sequences; `all` is open already. A pass has at most B sequences, and

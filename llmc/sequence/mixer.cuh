@@ -44,7 +44,8 @@ static inline HeadShape sequence_head_shape(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
     HeadShape shape = attention_shape_of(layer);
     shape.T *= h->group.size;
-    shape.NH = h->o.heads;
+    shape.NH = rank_query_heads(h);
+    if (shape.KVH) shape.KVH = h->o.heads;
     shape.columns = h->proj.columns;
     shape.row_stride = h->proj.stride;
     return shape;

@@ -24,23 +24,24 @@ Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer.
 struct HeadLayout {
     HeadColumns columns;   // of proj
     const int* assignment; // of head_assignment
-    int gate, dh, d;       // the output gate's first row in the projection, -1: there is none; channels
+    int gate;              // the output gate's first row in the projection; -1: there is none
+    int width, d;          // channels of o that a head has, and all heads together
 
     // The model's head at a rank-major position, and the model's channel of a rank-major channel
     __device__ int head(int position) const {
         return (int)sequence_assigned_head(assignment, position / columns.heads, columns.ranks, columns.heads,
                                            position % columns.heads);
     }
-    __device__ int channel(int c) const { return head(c / dh) * dh + c % dh; }
+    __device__ int channel(int c) const { return head(c / width) * width + c % width; }
     // The row of the model's projection whose copy is row j.
     __device__ int row(int j) const {
-        const int wide = head_columns_wide(&columns);
+        const int wide = columns.wide;
         if (j < columns.ranks * wide) return head_columns_whole(&columns, assignment, j / wide, j % wide);
         if (gate >= 0 && j >= gate && j < gate + d) return gate + channel(j - gate);
         for (int p = 0; p < columns.parts; p++) {
-            const int at = j - columns.part[p].column;
-            if (columns.part[p].width == 1 && at >= 0 && at < columns.ranks * columns.heads)
-                return columns.part[p].column + head(at);
+            const int at = j - columns.part[p].column, n = columns.part[p].width;
+            if (columns.part[p].local >= wide && at >= 0 && at < columns.ranks * columns.heads * n)
+                return columns.part[p].column + head(at / n) * n + at % n;
         }
         return j;
     }
@@ -86,7 +87,7 @@ static inline HeadLayout head_layout(const Layer* layer) {
     return {.columns = rank_heads(layer)->proj,
             .assignment = head_assignment(layer),
             .gate = (int)params_column(layer->table, P_OGATE_PROJ, layer->l),
-            .dh = (int)config_head_size(layer->config),
+            .width = rank_heads(layer)->o.part[0].width,
             .d = (int)layer->config->hidden_size};
 }
 
@@ -100,7 +101,8 @@ static inline OrderedTensor ordered_tensor(const Layer* layer, int which) {
 // ----------------------------------------------------------------------------
 // weights of the rank's own heads
 
-// The model's QK norm weights for q and k [NH, dh] and gate bias [NH]; NULL: the model has none, or heads share it.
+// The model's QK norm weights for q [NH, dh] and k [KVH, dh], and gate bias [NH]; NULL: the model has none, or heads
+// share it.
 struct HeadWeights {
     const bf16* norms[2];
     const float* bias;
@@ -109,33 +111,36 @@ struct HeadWeights {
     int dh;
 };
 
-// The model's index of the rank's i-th head
-__device__ static inline int64_t head_weights_whole(const RankHeads& h, const HeadWeights& w, int i) {
-    return sequence_assigned_head(w.assignment, h.group.rank, h.group.size, h.o.heads, i);
+// The model's index of weight i of the rank's heads, which have `width` each; -1: they have fewer.
+__device__ static inline int64_t head_weights_whole(const RankHeads& h, const HeadWeights& w, int i,
+                                                    int width) {
+    if (i >= h.o.heads * width) return -1;
+    return sequence_assigned_head(w.assignment, h.group.rank, h.group.size, h.o.heads, i / width) * width +
+           i % width;
 }
 
 // Copies the weights of the rank's heads, and zeroes their gradients.
 __global__ static void __launch_bounds__(256)
     head_weights_kernel(const __grid_constant__ RankHeads h, const __grid_constant__ HeadWeights w) {
-    const int i = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, head = i / w.dh;
-    if (head >= heads) return;
-    const int64_t whole = head_weights_whole(h, w, head) * w.dh + i % w.dh;
-    for (int k = 0; k < 2; k++)
-        if (w.norms[k]) h.norms[k][i] = w.norms[k][whole], h.dnorms[k][i] = 0;
-    if (i >= heads || !w.bias) return;
-    h.bias[i] = w.bias[head_weights_whole(h, w, i)];
-    h.dbias[i] = 0;
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    for (int k = 0; k < 2; k++) {
+        const int64_t whole = head_weights_whole(h, w, i, k ? w.dh : h.o.queries * w.dh);
+        if (w.norms[k] && whole >= 0) h.norms[k][i] = w.norms[k][whole], h.dnorms[k][i] = 0;
+    }
+    const int64_t whole = head_weights_whole(h, w, i, h.o.queries);
+    if (w.bias && whole >= 0) h.bias[i] = w.bias[whole], h.dbias[i] = 0;
 }
 
 // Adds the gradients of the rank's heads to those of all heads.
 __global__ static void __launch_bounds__(256)
     head_gradients_kernel(const __grid_constant__ RankHeads h, const __grid_constant__ HeadWeights w) {
-    const int i = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, head = i / w.dh;
-    if (head >= heads) return;
-    const int64_t whole = head_weights_whole(h, w, head) * w.dh + i % w.dh;
-    for (int k = 0; k < 2; k++)
-        if (w.norms[k] && w.dnorms[k]) w.dnorms[k][whole] += h.dnorms[k][i];
-    if (i < heads && w.bias && w.dbias) w.dbias[head_weights_whole(h, w, i)] += h.dbias[i];
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    for (int k = 0; k < 2; k++) {
+        const int64_t whole = head_weights_whole(h, w, i, k ? w.dh : h.o.queries * w.dh);
+        if (w.norms[k] && w.dnorms[k] && whole >= 0) w.dnorms[k][whole] += h.dnorms[k][i];
+    }
+    const int64_t whole = head_weights_whole(h, w, i, h.o.queries);
+    if (w.bias && w.dbias && whole >= 0) w.dbias[whole] += h.dbias[i];
 }
 
 static inline HeadWeights head_weights_of(const Layer* layer) {
@@ -151,8 +156,8 @@ static inline HeadWeights head_weights_of(const Layer* layer) {
 }
 
 // Number of thread blocks of either kernel
-static inline int head_weights_blocks(const Layer* layer, const HeadWeights* w) {
-    return ceil_div(rank_heads(layer)->o.heads * w->dh, 256);
+static inline int head_weights_blocks(const Layer* layer) {
+    return ceil_div(rank_heads(layer)->o.columns, 256);
 }
 
 // ----------------------------------------------------------------------------
@@ -182,8 +187,7 @@ static inline void order_weights(const Layer* layer, RangePass pass) {
             CUDA_LAUNCH(order_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
                         rank_heads(layer)->ordered[i], from, t, layout);
     }
-    CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer, &own), 256, layer->stream, *rank_heads(layer),
-                own);
+    CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer), 256, layer->stream, *rank_heads(layer), own);
 }
 
 // As layer_weights_in_fp8, of the rank-major copies, which GEMMs read.
@@ -222,6 +226,6 @@ static inline void order_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const HeadWeights own = head_weights_of(layer);
     order_add(layer, ORDERED_OUTPUT_NORM, layer->stream);
-    CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer, &own), 256, layer->stream,
-                *rank_heads(layer), own);
+    CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer), 256, layer->stream, *rank_heads(layer),
+                own);
 }

@@ -148,7 +148,7 @@ static inline void copy_to_tokens(const Layer* layer, const HeadCopies* c, bf16*
 }
 
 static inline HeadCopies copies_of_qkv(const Layer* layer, int64_t x_stride) {
-    return {rank_heads(layer)->proj.stride, x_stride, head_columns_wide(&rank_heads(layer)->proj)};
+    return {rank_heads(layer)->proj.stride, x_stride, rank_heads(layer)->proj.wide};
 }
 static inline HeadCopies copies_of_o(const Layer* layer) {
     return {rank_heads(layer)->o.stride, layer->config->hidden_size, rank_heads(layer)->o.stride};
@@ -227,7 +227,8 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
                                  const float* delta) {
     const HeadCopies copies = copies_of_o(layer);
     const SequenceGroup* g = &rank_heads(layer)->group;
-    const int64_t heads = rank_heads(layer)->o.heads, T = layer->T, bytes = T * (int64_t)sizeof(float);
+    const int64_t heads = rank_query_heads(rank_heads(layer)), T = layer->T,
+                  bytes = T * (int64_t)sizeof(float);
     sequence_begin(layer);
     for (int r = 0; r < g->size; r++)
         for (int64_t b = 0; b < layer->B; b++)
@@ -258,7 +259,8 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
         bf16* part_dproj = chunk_rows(dproj, chunk, stride);
         copy_to_tokens(layer, &qkv, dproj, head_dproj, chunk, RANGE_BACKWARD);
         sequence_end(layer, i == 0, RANGE_BACKWARD);
-        fp8_convert<FP8_E5M2>(&part.fp8.dout, part_dproj, part.rows, 3 * d, stride, layer->stream);
+        fp8_convert<FP8_E5M2>(&part.fp8.dout, part_dproj, part.rows,
+                              qkv.width * rank_heads(layer)->group.size, stride, layer->stream);
         linear_backward_input(chunk_rows(din, chunk, d), part_dproj, &part, layer->matmul);
     }
 }

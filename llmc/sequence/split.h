@@ -4,9 +4,10 @@ How N ranks split a sequence (--sequence-ranks N). Rank n of a group has
     token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
     attention         NH/N heads over all T tokens: shift, QK norm, RoPE, gate, scores
 
-By default its heads are n, n + N, n + 2N, ...: neighbours in index, whose gates often forget alike, are on different
-ranks. In training each layer may have a table that assigns heads by the work that pruning left them in the step before
-(sequence_assign_heads, assignment.cuh).
+Heads move as key heads, each with the NH / KVH query heads that read it: "head" below is a key head with these, one
+query head where every query head has keys of its own. By default a rank's heads are n, n + N, n + 2N, ...: neighbours
+in index, whose gates often forget alike, are on different ranks. In training each layer may have a table that assigns
+heads by the work that pruning left them in the step before (sequence_assign_heads, assignment.cuh).
 
 Between the two parts are exchanges: a rank sends each other rank of its group the columns of the other's heads for its
 own tokens, or the columns of its own heads for the other's tokens. HeadColumns describes such rows:
@@ -104,13 +105,24 @@ enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
 // rank's heads.
 typedef struct {
     int ranks, heads; // N; heads of a rank
+    int queries;      // NH / KVH, query heads of a head
     bool rank_major;  // a row of all heads has rank 0's heads first, then rank 1's, ...
     int parts;
     struct {
         int column, width, local;
     } part[HEAD_COLUMNS_PARTS];
     int columns, stride; // of a rank's row: columns in use; elements from a row to the next, aligned
+    int wide;            // columns of a rank's row that have channels, q, k, v and o, which come first
 } HeadColumns;
+
+static inline HeadColumns head_columns_new(const Config* c, int ranks) {
+    HeadColumns h;
+    memset(&h, 0, sizeof h);
+    h.ranks = ranks;
+    h.heads = (int)config_key_heads(c) / ranks;
+    h.queries = (int)(c->num_heads / config_key_heads(c));
+    return h;
+}
 
 static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t width) {
     if (column < 0) return; // the model has no such tensor
@@ -124,41 +136,33 @@ static inline void head_columns_add(HeadColumns* h, int64_t column, int64_t widt
 
 // Columns of the fused projection that attention reads. The output gate's are not exchanged.
 static inline HeadColumns head_columns_of_proj(const ParamTable* table, const Config* c, int ranks) {
-    static const ParamKind wide[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ},
-                           narrow[] = {P_K_SHIFT, P_V_SHIFT, P_FGATE_PROJ};
-    HeadColumns h;
-    memset(&h, 0, sizeof h);
-    h.ranks = ranks;
-    h.heads = (int)c->num_heads / ranks;
-    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, wide[i], 0), config_head_size(c));
-    for (int i = 0; i < 3; i++) head_columns_add(&h, params_column(table, narrow[i], 0), 1);
+    HeadColumns h = head_columns_new(c, ranks);
+    const int64_t dh = config_head_size(c);
+    head_columns_add(&h, params_column(table, P_Q_PROJ, 0), h.queries * dh);
+    head_columns_add(&h, params_column(table, P_K_PROJ, 0), dh);
+    head_columns_add(&h, params_column(table, P_V_PROJ, 0), dh);
+    h.wide = h.columns;
+    head_columns_add(&h, params_column(table, P_K_SHIFT, 0), 1);
+    head_columns_add(&h, params_column(table, P_V_SHIFT, 0), 1);
+    head_columns_add(&h, params_column(table, P_FGATE_PROJ, 0), h.queries);
     return h;
 }
 
 // Columns of o and of its gradient, whose rows are NH heads of dh channels
 static inline HeadColumns head_columns_of_o(const Config* c, int ranks) {
-    HeadColumns h;
-    memset(&h, 0, sizeof h);
-    h.ranks = ranks;
-    h.heads = (int)c->num_heads / ranks;
-    head_columns_add(&h, 0, config_head_size(c));
+    HeadColumns h = head_columns_new(c, ranks);
+    head_columns_add(&h, 0, h.queries * config_head_size(c));
+    h.wide = h.columns;
     return h;
 }
 
-// Number of columns, in a rank's row, of tensors with more than one column a head, which come first
-SEQUENCE_FUNCTION int head_columns_wide(const HeadColumns* h) {
-    int p = 0;
-    while (p < h->parts && h->part[p].width > 1) p++;
-    return p < h->parts ? h->part[p].local : h->columns;
-}
-
-// The tensors with one column a head, in rank-major rows
+// The gates' logits, in rank-major rows
 static inline HeadColumns head_columns_narrow(const HeadColumns* all) {
     HeadColumns h = *all;
     h.rank_major = true;
     h.parts = 0;
     for (int p = 0; p < all->parts; p++)
-        if (all->part[p].width == 1) h.part[h.parts++] = all->part[p];
+        if (all->part[p].local >= all->wide) h.part[h.parts++] = all->part[p];
     return h;
 }
 

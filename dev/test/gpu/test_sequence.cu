@@ -233,9 +233,9 @@ static std::vector<int> random_row(int heads, uint64_t seed) {
     return row;
 }
 
-// The blocks that all ranks have kept of each head, [L, NH], which each rank then has from all.
+// The blocks that all ranks have kept of each head, [L, KVH], which each rank then has from all.
 static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
-    const int64_t n = models[0].config.num_hidden_layers * models[0].config.num_heads,
+    const int64_t n = models[0].config.num_hidden_layers * config_key_heads(&models[0].config),
                   bytes = n * (int64_t)sizeof(unsigned long long);
     std::vector<unsigned long long> own((size_t)n), all((size_t)n);
     for (int r = 0; r < ranks; r++) {
@@ -255,12 +255,12 @@ static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
 static void check_assigned(const char* name, Model* models, int ranks, const Batch* batch,
                            const Result* alone, Result* first) {
     const Config* c = &models[0].config;
-    const int64_t L = c->num_hidden_layers, NH = c->num_heads, bytes = L * NH * (int64_t)sizeof(int);
+    const int64_t L = c->num_hidden_layers, KVH = config_key_heads(c), bytes = L * KVH * (int64_t)sizeof(int);
     char label[300];
     snprintf(label, sizeof label, "%s, heads assigned", name);
-    std::vector<int> assignment, assigned((size_t)(L * NH));
+    std::vector<int> assignment, assigned((size_t)(L * KVH));
     for (int64_t l = 0; l < L; l++) {
-        const std::vector<int> row = random_row((int)NH, (uint64_t)l);
+        const std::vector<int> row = random_row((int)KVH, (uint64_t)l);
         assignment.insert(assignment.end(), row.begin(), row.end());
     }
     for (int r = 0; r < ranks; r++) {
@@ -281,7 +281,8 @@ static void check_assigned(const char* name, Model* models, int ranks, const Bat
     for (unsigned long long n : kept) sum += n;
     CHECK(sum == result.kept, "%s, %d ranks: heads have %llu of %llu blocks", label, ranks, sum, result.kept);
     for (int64_t l = 0; l < L; l++)
-        sequence_assign_heads(&assignment[(size_t)(l * NH)], &kept[(size_t)(l * NH)], ranks, (int)NH / ranks);
+        sequence_assign_heads(&assignment[(size_t)(l * KVH)], &kept[(size_t)(l * KVH)], ranks,
+                              (int)KVH / ranks);
     for (int r = 0; r < ranks; r++) {
         assign_heads(&models[r].sequence.heads, models[r].stream);
         CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
@@ -356,24 +357,23 @@ static void check_ordered(const char* what, const OrderedTensor* t, const HeadLa
 // Weights in the order of ranks against what ranks' rows have (head_columns_whole).
 static void check_order(const Config* c, const ParamTable* table, const int* assignment,
                         const int* device_assignment, int ranks) {
-    const int dh = (int)config_head_size(c), d = (int)c->hidden_size, NH = (int)c->num_heads,
-              heads = NH / ranks;
+    const int d = (int)c->hidden_size;
     const int gate = (int)params_column(table, P_OGATE_PROJ, 0), R = (int)table->by_layer[0].proj.rows,
               width = 16;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks), o = head_columns_of_o(c, ranks);
     const HeadLayout layout = {
-        .columns = proj, .assignment = device_assignment, .gate = gate, .dh = dh, .d = d};
+        .columns = proj, .assignment = device_assignment, .gate = gate, .width = o.part[0].width, .d = d};
     std::vector<int> rows((size_t)R, -1); // of the ordered projection, in the model's
     size_t wide = 0;
     for (int r = 0; r < ranks; r++)
-        for (int i = 0; i < 3 * heads * dh; i++) rows[wide++] = head_columns_whole(&proj, assignment, r, i);
+        for (int i = 0; i < proj.wide; i++) rows[wide++] = head_columns_whole(&proj, assignment, r, i);
     for (int r = 0; r < ranks && gate >= 0; r++)
-        for (int i = 0; i < heads * dh; i++)
-            rows[(size_t)(gate + r * heads * dh + i)] = gate + head_columns_whole(&o, assignment, r, i);
+        for (int i = 0; i < o.columns; i++)
+            rows[(size_t)(gate + r * o.columns + i)] = gate + head_columns_whole(&o, assignment, r, i);
     for (int p = 3; p < proj.parts; p++)
         for (int r = 0; r < ranks; r++)
-            for (int i = 0; i < heads; i++)
-                rows[(size_t)(proj.part[p].column + r * heads + i)] =
+            for (int i = 0, n = proj.heads * proj.part[p].width; i < n; i++)
+                rows[(size_t)(proj.part[p].column + r * n + i)] =
                     head_columns_whole(&proj, assignment, r, proj.part[p].local + i);
     for (int row : rows) CHECK(row >= 0, "a row of none of the tensors");
     const OrderedTensor in_proj = {P_Q_PROJ, R, matmul_padded(R), width, false},
@@ -383,25 +383,21 @@ static void check_order(const Config* c, const ParamTable* table, const int* ass
         for (int i = 0; i < width; i++) of_rows.push_back(row * width + i);
     for (int row = 0; row < 3; row++)
         for (int r = 0; r < ranks; r++)
-            for (int i = 0; i < heads * dh; i++)
+            for (int i = 0; i < o.columns; i++)
                 of_columns.push_back((int64_t)row * d + head_columns_whole(&o, assignment, r, i));
     check_ordered("the projection", &in_proj, &layout, of_rows);
     check_ordered("o_proj", &o_proj, &layout, of_columns);
 }
 
 // seed: of the table's row; 0: without a table.
-static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, BlocksOf of, uint64_t seed) {
-    Error err;
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
+static void check_blocks(const Config& c, int ranks, int64_t B, int64_t Tn, BlocksOf of, uint64_t seed) {
     ParamTable table = params_build(&c);
     const HeadColumns columns =
         of == OF_O ? head_columns_of_o(&c, ranks) : head_columns_of_proj(&table, &c, ranks);
     const int64_t stride = of != OF_O ? matmul_padded(table.by_layer[0].proj.rows) : c.hidden_size,
                   rows = B * Tn;
     const int64_t own = Tn * columns.stride, block = B * own; // elements of a sequence, and of a block
-    const std::vector<int> row = random_row((int)c.num_heads, seed);
+    const std::vector<int> row = random_row((int)config_key_heads(&c), seed);
     const size_t row_bytes = row.size() * sizeof(int);
     const int* assignment = seed ? row.data() : NULL;
     int* device_assignment = seed ? (int*)device_bytes(row_bytes) : NULL;
@@ -430,23 +426,43 @@ static void check_blocks(const char* preset, int ranks, int64_t B, int64_t Tn, B
         for (int i = 0; i < columns.columns; i++)
             of_heads[(size_t)head_columns_whole(&columns, NULL, r, i)] = 1;
     for (size_t i = 0; i < x.size(); i++) lost += back[i] != (of_heads[i % (size_t)stride] ? x[i] : 0xFFFF);
-    CHECK(wrong == 0 && lost == 0, "%s, %d ranks: %lld elements of blocks are wrong, %lld of rows", preset,
-          ranks, (long long)wrong, (long long)lost);
+    CHECK(wrong == 0 && lost == 0,
+          "%lld heads, %lld of keys, %d ranks: %lld elements of blocks are wrong, %lld of rows",
+          (long long)c.num_heads, (long long)config_key_heads(&c), ranks, (long long)wrong, (long long)lost);
     device_free(dx);
     device_free(dblocks);
     device_free(device_assignment);
     params_free(&table);
 }
 
+static Config preset_of(const char* name, int64_t num_kv_heads) {
+    Error err;
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
+    c.num_kv_heads = num_kv_heads;
+    return c;
+}
+
 static void test_blocks(void) {
-    for (int ranks : {2, 3, 4, 6, 12})
-        for (const char* preset : {"fox-pro-125m", "transformer-llama-125m", "fox-llama-125m"}) {
-            check_blocks(preset, ranks, 1, 37, OF_PROJ, 0);
-            check_blocks(preset, ranks, 3, 5, OF_PROJ, 0);
-            check_blocks(preset, ranks, 2, 17, OF_O, 0);
-            check_blocks(preset, ranks, 1, 300, OF_PROJ, 1);
-            check_blocks(preset, ranks, 3, 5, OF_PROJ, 2);
-            check_blocks(preset, ranks, 1, 17, OF_O, 3);
+    static const struct {
+        const char* preset;
+        int64_t num_kv_heads;
+    } models[] = {{"fox-pro-125m", 0},
+                  {"transformer-llama-125m", 0},
+                  {"fox-llama-125m", 0},
+                  {"fox-pro-125m", 6},
+                  {"transformer-llama-125m", 4}};
+    for (const auto& m : models)
+        for (int ranks : {2, 3, 4, 6, 12}) {
+            const Config c = preset_of(m.preset, m.num_kv_heads);
+            if (config_key_heads(&c) % ranks != 0) continue;
+            check_blocks(c, ranks, 1, 37, OF_PROJ, 0);
+            check_blocks(c, ranks, 3, 5, OF_PROJ, 0);
+            check_blocks(c, ranks, 2, 17, OF_O, 0);
+            check_blocks(c, ranks, 1, 300, OF_PROJ, 1);
+            check_blocks(c, ranks, 3, 5, OF_PROJ, 2);
+            check_blocks(c, ranks, 1, 17, OF_O, 3);
         }
 }
 
@@ -454,8 +470,8 @@ static void test_variants(void) {
     char name[256];
     for (const cpu::Variant& v : cpu::variants) {
         const Config c = cpu::variant_config(v.name);
-        if (c.mixer != MIXER_ATTENTION || c.num_heads == 1 || c.num_kv_heads || v.T == 1) continue;
-        const int ranks = (int)c.num_heads; // 2 or 3
+        if (c.mixer != MIXER_ATTENTION || config_key_heads(&c) == 1 || v.T == 1) continue;
+        const int ranks = (int)config_key_heads(&c); // 2 or 3
         cpu::variant_for_gpu(name, sizeof name, v.name);
         check_shared(name, v.B, ((v.T < 64 ? v.T + 64 : v.T) + ranks - 1) / ranks * ranks, ranks);
     }
@@ -474,7 +490,10 @@ static void test_variants(void) {
                 {"fox-pro num_heads=4 hidden_size=256 document_reset=true", 2, 300},
                 {"fox-llama num_heads=4 hidden_size=256 document_reset=true fgate_type=fixed", 1, 300},
                 {"transformer-pro num_heads=4 hidden_size=256 document_reset=true", 2, 300},
-                {"fox-pro num_heads=4 hidden_size=256 document_reset=true window_size=70", 1, 500}};
+                {"fox-pro num_heads=4 hidden_size=256 document_reset=true window_size=70", 1, 500},
+                {"fox-pro num_heads=12 num_kv_heads=4 hidden_size=768", 1, 260},
+                {"fox-llama num_heads=8 num_kv_heads=4 hidden_size=512 document_reset=true", 2, 300},
+                {"transformer-llama num_heads=8 num_kv_heads=4 hidden_size=1024", 1, 200}};
     for (const auto& w : wide)
         for (int ranks : {2, 4}) {
             snprintf(name, sizeof name, "%s intermediate_size=72", w.name);
@@ -484,7 +503,7 @@ static void test_variants(void) {
 
 static void test_quick(void) {
     poison = false;
-    check_blocks("fox-pro-125m", 2, 2, 5, OF_PROJ, 0);
+    check_blocks(preset_of("fox-pro-125m", 0), 2, 2, 5, OF_PROJ, 0);
     check_shared("fox-pro hidden_size=128 intermediate_size=72", 2, 66, 2);
     check_shared("transformer-llama hidden_size=128 intermediate_size=72", 1, 130, 2);
 }

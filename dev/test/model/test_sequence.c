@@ -109,7 +109,7 @@ static void check_columns(const HeadColumns* h, const int* assignment, int64_t r
                   rank, whole);
             if (whole >= 0) seen[whole]++;
             // a group of eight is never of two heads where these have 64 channels, nor cut
-            if (whole >= 0 && local % 8 && local < 3 * 64 * h->heads && h->parts > 0)
+            if (whole >= 0 && local % 8 && local < h->wide)
                 CHECK(whole == head_columns_whole(h, assignment, rank, local - 1) + 1, "column %d of rank %d",
                       local, rank);
         }
@@ -157,23 +157,28 @@ static void test_chunks(void) {
 
 static void test_columns(void) {
     static const ParamKind kinds[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_FGATE_PROJ, P_K_SHIFT, P_V_SHIFT};
-    static const char* const models[] = {"fox-pro-125m", "fox-llama-125m", "transformer-pro-125m",
-                                         "transformer-llama-125m"};
-    for (int m = 0; m < 4; m++) {
-        const Config c = preset(models[m]);
+    static const struct {
+        const char* name;
+        int64_t num_kv_heads;
+    } models[] = {{"fox-pro-125m", 0},           {"fox-llama-125m", 0}, {"transformer-pro-125m", 0},
+                  {"transformer-llama-125m", 0}, {"fox-pro-125m", 4},   {"transformer-llama-125m", 6}};
+    for (int m = 0; m < 6; m++) {
+        Config c = preset(models[m].name);
+        c.num_kv_heads = models[m].num_kv_heads;
+        const int64_t heads = config_key_heads(&c);
         ParamTable table = params_build(&c);
         int64_t begins[7], widths[7], n = 0;
         for (int k = 0; k < 6; k++) {
             const Param* p = params_find(&table, kinds[k], 0);
-            if (p) begins[n] = p->column, widths[n++] = p->shape[0] / c.num_heads;
+            if (p) begins[n] = p->column, widths[n++] = p->shape[0] / heads;
         }
         for (int ranks = 2; ranks <= 12; ranks++) {
-            if (c.num_heads % ranks != 0) continue;
+            if (heads % ranks != 0) continue;
             const HeadColumns proj = head_columns_of_proj(&table, &c, ranks),
                               o = head_columns_of_o(&c, ranks);
-            const int64_t begin = 0, width = config_head_size(&c);
+            const int64_t begin = 0, width = c.hidden_size / heads;
             int last_first[ASSIGNED_MOST]; // another row of the table
-            for (int h = 0; h < c.num_heads; h++) last_first[h] = (int)c.num_heads - 1 - h;
+            for (int h = 0; h < heads; h++) last_first[h] = (int)heads - 1 - h;
             for (int assigned = 0; assigned < 2; assigned++) {
                 const int* assignment = assigned ? last_first : NULL;
                 check_columns(&proj, assignment, table.by_layer[0].proj.rows, begins, widths, (int)n);
@@ -202,6 +207,12 @@ static void test_refused(void) {
     check_refused("--sequence-ranks 4: 6 ranks cannot be groups", "fox-pro-125m", 4, 6, 1024);
     check_refused("--sequence-ranks 2: 1 rank cannot be groups", "fox-pro-125m", 2, 1, 1024);
     check_refused("--sequence-ranks 2: this model has no attention", "mamba2-125m", 2, 2, 1024);
+    Error err;
+    Config grouped = preset("fox-pro-125m");
+    grouped.num_kv_heads = 4;
+    CHECK(sequence_check(&grouped, 4, 4, 1024, &err), "4 ranks of 4 key heads: %s", err.msg);
+    CHECK(!sequence_check(&grouped, 6, 6, 1536, &err) && strstr(err.msg, "does not divide the 4 key heads"),
+          "6 ranks of 4 key heads: %s", err.msg);
 }
 
 // --eval of documents: whatever is not refused has contexts whose sequences N ranks share evenly.
