@@ -1133,6 +1133,7 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
     const double scale = step_scale(&sums->votes);
     model->norm = scale * sqrt(sums->squares);
     if (!step_is_valid(sums->loss, model->norm, &sums->votes)) return;
+    if (norm_is_spike(model->norm, adamw->spike_norm)) return;
     model_update(model, adamw, scale * clip_scale(model->norm, grad_clip));
     model_gather_weights(model);
 }

@@ -882,7 +882,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (exchange)
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
                         model->config.num_hidden_layers, model->stream);
-    global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
+    global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
         if (exchange) nccl_max(exchange, model->fp8->amax, fp8_delayed_tensors(model->fp8), model->stream);

@@ -41,7 +41,7 @@ static void bench_optimizer(const ParamTable* table) {
     report("global norm, 4 bytes per parameter", 4.0 * (double)n, nothing, [&] {
         add_and_square(partial, t.grads, &chunks, NULL, 0);
         global_norm(stats, partial, chunks.count, 0);
-        global_norm_finish(stats, 1, true, 0);
+        global_norm_finish(stats, 1, 0, true, 0);
     });
     report("AdamW, 34 bytes", 34.0 * (double)n, nothing, [&] {
         params.step++;

@@ -15,6 +15,7 @@ independent of the C code; needs only Python's standard library.
     cli_files.py log FILE LR WARMUP MAX BATCH    checks a JSON log: steps, learning rates of the schedule, other events
     cli_files.py same_steps LOG LOG       checks that two logs have the same steps and losses; of a step that is logged
                                           twice, the last line counts
+    cli_files.py spikes LOG K LEAST       checks which steps --skip-spikes K left out, at least LEAST
     cli_files.py strike SIGNAL STEP SPIN PROGRAM OPTION...   runs the program until it has printed STEP, sends it the
                                           signal, and prints its exit code. SPIN loop iterations delay the signal
     cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, but closes the pipe from the program's stdout before
@@ -23,7 +24,7 @@ independent of the C code; needs only Python's standard library.
                                           prints its exit code and what it is stopping after
 """
 
-import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys, threading
+import array, copy, fcntl, json, math, os, shutil, signal, statistics, struct, subprocess, sys, threading
 
 # ----------------------------------------------------------------------------
 # safetensors
@@ -123,6 +124,9 @@ def make_shards(folder):
     shard(at("part_2"), ids[2900:], vocab=257)
     shard(at("val"), tokens(35, 257), vocab=257)  # two sequences of 16, less than a micro-batch
     shard(at("documents"), ids[:3200], doc_len=32, vocab=257)
+    plain, noise = tokens(170 * 64 + 1, 12), tokens(63, 257)
+    shard(at("no_spike"), plain, vocab=257)  # and with 64 tokens more, of which a step 151 of 64 has all targets of noise
+    shard(at("spike"), plain[: 150 * 64 + 1] + noise + plain[150 * 64 :], vocab=257)
     shard(at("wide"), array.array("I", ids), vocab=257, version=2)
     shard(at("forty"), tokens(1000, 40))
     shard(at("gpt2"), tokens(1000, 50257))
@@ -391,6 +395,18 @@ def check_same_steps(path_a, path_b):
     assert losses[0] == losses[1], [k for k in losses[0] if losses[0][k] != losses[1].get(k)]
 
 
+def check_spikes(path, deviations, least):
+    """The log's skipped steps, at least `least`, are those whose norm is beyond the deviations of the 128 norms that end with
+    the step before the last one."""
+    with open(path) as f:
+        steps = {line["step"]: line for line in map(json.loads, f) if line["event"] == "step"}
+    for number, line in steps.items():
+        norms = [steps[i]["grad_norm"] for i in range(max(1, number - 129), number - 1)]
+        far = len(norms) >= 64 and line["grad_norm"] > statistics.fmean(norms) + deviations * statistics.pstdev(norms)
+        assert far == ("skipped" in line), line
+    assert sum("skipped" in line for line in steps.values()) >= least
+
+
 # ----------------------------------------------------------------------------
 # signals
 
@@ -466,6 +482,8 @@ if __name__ == "__main__":
         check_log(args[0], float(args[1]), *map(int, args[2:]))
     elif command == "same_steps":
         check_same_steps(*args)
+    elif command == "spikes":
+        check_spikes(args[0], float(args[1]), int(args[2]))
     elif command == "strike":
         strike(args[0], int(args[1]), int(args[2]), args[3:])
     elif command == "strike_pipe":

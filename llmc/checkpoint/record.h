@@ -15,6 +15,7 @@ Called by write.h, and to load by run.h, which parses the record of a checkpoint
 
 #include "../base/checksum.h"
 #include "../formats/json.h"
+#include "../model/grad_norms.h"
 
 typedef struct {
     int64_t step;         // optimizer steps done
@@ -25,6 +26,7 @@ typedef struct {
     int64_t seed;
     double lr; // peak learning rate of the schedule
     int64_t warmup_tokens, max_tokens;
+    GradNorms norms; // with --skip-spikes; else all 0
 } TrainerState;
 
 // Writes a state as the first members of trainer.json.
@@ -42,6 +44,12 @@ static inline void checkpoint_put_state(JsonWriter* w, const TrainerState* s) {
     json_put_int(w, "position", s->position);
     if (s->sequences) json_put_int(w, "sequences", s->sequences);
     if (s->fingerprint) json_put_string(w, "fingerprint", hex64(hex, s->fingerprint));
+    json_end(w);
+    int64_t first = s->step - NORMS_KEPT + 1; // grad_norms: of the steps up to this one
+    while (first <= s->step && (first < 1 || s->norms.of[first % NORMS_KEPT] == 0)) first++;
+    if (first > s->step) return;
+    json_begin_array(w, "grad_norms");
+    for (; first <= s->step; first++) json_put_double(w, NULL, s->norms.of[first % NORMS_KEPT]);
     json_end(w);
 }
 
@@ -81,6 +89,19 @@ static inline void checkpoint_read_count(const Json* j, int object, const char* 
     if (!ok && !*bad) *bad = key;
 }
 
+// Reads grad_norms. Fails where they are not norms of the steps up to state->step.
+static inline bool checkpoint_read_norms(const Json* j, TrainerState* state) {
+    const int array = json_get(j, 0, "grad_norms"), count = json_count(j, array);
+    int64_t step = state->step - count;
+    memset(&state->norms, 0, sizeof state->norms);
+    if (array >= 0 && (!json_is(j, array, JSON_ARRAY) || count > NORMS_KEPT || step < 0)) return false;
+    for (int node = json_first(j, array); node >= 0; node = json_next(j, node)) {
+        double* norm = &state->norms.of[++step % NORMS_KEPT];
+        if (!json_double(j, node, norm) || !(*norm >= 0 && isfinite(*norm))) return false;
+    }
+    return true;
+}
+
 // Parses the text of a trainer.json, whose path messages name: the state, and all of it as *record, which the
 // caller frees with json_free and whose member "options" options_restore reads. Fails also where the text
 // does not match its checksum. On error record is empty and *state undefined.
@@ -105,6 +126,7 @@ static inline bool checkpoint_parse_state(const char* path, const char* text, si
         bad = "fingerprint";
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";
+    if (!bad && !checkpoint_read_norms(record, state)) bad = "grad_norms";
     if (!bad && checkpoint_check_record(path, text, bytes, err)) return true;
     json_free(record);
     return bad ? fail(err, "%s: '%s' is missing or not valid", path, bad) : false;

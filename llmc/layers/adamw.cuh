@@ -66,6 +66,11 @@ __global__ static void __launch_bounds__(256)
     if (!stats->finite) return;
     ParamChunk chunk = chunks[blockIdx.x];
     if (!chunk.trainable) return copy_chunk(t, chunk); // exchange_begin_update has zeroed its copy in fp32
+    if (stats->skipped) {
+        for_chunk(
+            chunk, [&](int64_t i) { store16(t.grads + i, Pack4{}); }, [&](int64_t i) { t.grads[i] = 0; });
+        return copy_chunk(t, chunk);
+    }
     float keep = a.keep[chunk.decays], grad_scale = stats->grad_scale;
     int64_t shift = chunk.local - chunk.begin; // a multiple of 4
     for_chunk(
@@ -89,7 +94,7 @@ __global__ static void __launch_bounds__(256)
 }
 
 // One step on the trainable chunks. Nothing changes, not even the gradients, where stats say that the step is
-// not finite.
+// not finite; of a step that is left out gradients are zeroed alone.
 static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* chunks,
                                 const StepStats* stats, const AdamWParams* p, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);

@@ -27,6 +27,7 @@ typedef struct {
     double norm;       // of the gradient of the mean loss over the targets that count
     float grad_scale;  // AdamW multiplies the gradient by it: makes it that of the mean, clipped
     int32_t finite;    // 0: the step is not valid, and AdamW changes nothing
+    int32_t skipped;   // 1: a spike, of which AdamW zeroes the gradients alone
     int32_t fp8_saturated[FP8_DELAYED]; // inputs and gradients with values out of FP8's range (fp8_state.cuh)
 } StepStats;
 
@@ -160,8 +161,8 @@ __global__ static void __launch_bounds__(1024) sum_kernel(double* out, const T* 
     if (threadIdx.x == 0) *out = add ? *out + sum : sum;
 }
 
-// As step_scale and step_is_valid of trainer.h.
-__global__ static void finish_kernel(StepStats* stats, double clip, bool alone) {
+// As step_scale and step_is_valid of trainer.h, and norm_is_spike of shapes.h.
+__global__ static void finish_kernel(StepStats* stats, double clip, double spike_norm, bool alone) {
     if (alone) stats->all = stats->own;
     StepVotes votes = stats->all.votes;
     bool empty = votes.targets == 0 && votes.tokens > 0;
@@ -169,6 +170,7 @@ __global__ static void finish_kernel(StepStats* stats, double clip, bool alone) 
     double norm = scale * sqrt(stats->all.squares);
     stats->norm = norm;
     stats->finite = isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19;
+    stats->skipped = spike_norm > 0 && norm > spike_norm;
     stats->grad_scale = (float)(scale * (clip > 0 && norm > clip ? clip / norm : 1));
 }
 
@@ -199,8 +201,9 @@ static inline void global_norm(StepStats* stats, const double* squares, int64_t 
 }
 
 // Computes the other fields of stats from stats->all, which for one rank alone is stats->own. The gradient's
-// norm is clipped at `clip`; 0: never.
-static inline void global_norm_finish(StepStats* stats, double clip, bool alone, cudaStream_t stream) {
+// norm is clipped at `clip`; 0: never. Above spike_norm the step is left out; 0: never.
+static inline void global_norm_finish(StepStats* stats, double clip, double spike_norm, bool alone,
+                                      cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip, alone);
+    CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip, spike_norm, alone);
 }

@@ -8,6 +8,7 @@ and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of the 
 #pragma once
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include "../base/document_count.h"
 
@@ -110,7 +111,13 @@ typedef struct {
     double lr, beta1, beta2, eps;
     double weight_decay; // of the tensors that decay
     int64_t step;        // counts from 1
+    double spike_norm;   // a step of a larger gradient norm changes nothing; 0: none
 } AdamWParams;
+
+// Is a step of this gradient norm left out?
+static inline bool norm_is_spike(double norm, double spike_norm) {
+    return spike_norm > 0 && norm > spike_norm;
+}
 
 // n rounded up to a size at which the GPU's GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
 // slower. A layer's weight should have this many rows, and its output this many columns.

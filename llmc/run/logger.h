@@ -48,6 +48,7 @@ typedef struct {
     int64_t tokens;      // trained on so far, this step included
     int64_t step_tokens; // of this step
     double loss, grad_norm, lr;
+    double spike_norm;     // as AdamWParams
     double seconds;        // duration of the step
     bool masked;           // the data says which targets count
     bool own_finite;       // this rank's part of loss and gradient
@@ -277,6 +278,7 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     if (s->masked) json_put_int(w, "targets", (int64_t)s->votes.targets);
     json_put_double(w, "loss", s->loss);
     json_put_double(w, "grad_norm", s->grad_norm);
+    if (norm_is_spike(s->grad_norm, s->spike_norm)) json_put_bool(w, "skipped", true);
     json_put_double(w, "lr", s->lr);
     json_put_double(w, "ms", 1000 * s->seconds);
     json_put_double(w, "tokens_per_s", tokens_per_s);

@@ -107,8 +107,9 @@ typedef struct {
     // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens. `last`: of this
     // rank's in the step.
     void (*add_gradients)(Model* model, int64_t step_tokens, bool last);
-    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update unless step_is_valid. The votes of all
-    // ranks are added up; loss and gradient become those of the mean over the targets that count.
+    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update unless step_is_valid, nor where
+    // norm_is_spike. The votes of all ranks are added up; loss and gradient become those of the mean over the
+    // targets that count.
     void (*update)(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes);
     // Waits for the oldest step in flight and fills the line's loss, grad_norm, own_finite, votes,
     // num_layers, pruned and, with several ranks, times, which are valid until the next call; step_tokens is

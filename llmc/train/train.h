@@ -286,6 +286,15 @@ static inline void training_log_empty(Training* t, LogStep* line) {
     logger_warning(&t->logger, line->step, text);
 }
 
+// A step that --skip-spikes leaves out.
+static inline void training_log_spike(Training* t, const LogStep* line) {
+    char text[160];
+    snprintf(text, sizeof text,
+             "step %lld: left out, a spike: the gradient norm is %.4g, of which --skip-spikes %g allows %.4g",
+             (long long)line->step, line->grad_norm, t->run->options.skip_spikes, line->spike_norm);
+    logger_warning(&t->logger, line->step, text);
+}
+
 // Finishes and logs the oldest steps in flight until `remaining` are left.
 static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
@@ -296,6 +305,9 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
             training_die_not_valid(t, line);
         }
         if (step_is_empty(&line->votes)) training_log_empty(t, line);
+        if (norm_is_spike(line->grad_norm, line->spike_norm)) training_log_spike(t, line);
+        if (t->run->options.skip_spikes > 0)
+            t->run->state.norms.of[line->step % NORMS_KEPT] = line->grad_norm;
         t->votes = line->votes;
         double now = seconds_now();
         line->seconds = now - t->last_time;
@@ -340,6 +352,8 @@ static inline bool training_queue_step(Training* t) {
     int64_t step_tokens = t->run->batch_sequences * o->seq_len;
     double lr = schedule_lr(o, state->tokens, step_tokens);
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
+    if (o->skip_spikes > 0)
+        adamw.spike_norm = grad_norms_limit(&state->norms, state->step + 1, o->skip_spikes);
     int64_t mine = t->data.options.share.count / t->run->micro_batch;
     const bool waits = t->trainer->steps_in_flight == 0 && t->world->rank == 0; // for each micro-batch
     step_progress_begin(&t->progress, waits, t->logger.steps == 0, mine);
@@ -368,6 +382,7 @@ static inline bool training_queue_step(Training* t) {
     line->tokens = state->tokens;
     line->step_tokens = step_tokens;
     line->lr = lr;
+    line->spike_norm = adamw.spike_norm;
     line->masked = t->data.masked;
     line->sequence_ranks = t->run->group.size;
     line->measures_left = run_measures_left(t->run, t->val_sequences > 0, state->step);
@@ -436,6 +451,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     t->world = run->world;
     t->snapshot = *snapshot;
     t->requests = requests;
+    if (o->skip_spikes == 0) memset(&state->norms, 0, sizeof state->norms);
     training_open(t);
     if (run->world->size == 1) run_catch_signals(run->world);
     run_print_start(run, &t->data, t->val_sequences);

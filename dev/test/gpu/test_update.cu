@@ -336,7 +336,7 @@ struct Optimizer {
         loss_add(stats, losses, (int64_t)losses.n, 0);
         add_and_square(partial, g, &all, NULL, 0);
         global_norm(stats, partial, all.count, 0);
-        global_norm_finish(stats, clip, true, 0);
+        global_norm_finish(stats, clip, params.spike_norm, true, 0);
         adamw_update(&t, &all, stats, &params, 0);
     }
 };
@@ -414,6 +414,19 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
             }
         CHECK(bad == 0, "%d wrong elements in the copy, the gradient or frozen weights", bad);
     }
+
+    // of a spike gradients are zeroed, and nothing else changes
+    const vector<float> w4 = a.w.host(), m4 = a.m.host(), v4 = a.v.host();
+    a.g = draw<float>(n, 0.01);
+    a.params.spike_norm = a.stats.host()[0].norm * 1e-6;
+    a.step(2e-3, 5);
+    const vector<float> g = a.g.host();
+    int left = 0;
+    for (const ParamChunk& c : a.chunks)
+        for (int64_t i = c.begin; i < c.begin + c.count && c.trainable; i++) left += g[i] != 0;
+    CHECK(a.stats.host()[0].skipped == 1 && left == 0, "a spike: %d gradients are left", left);
+    CHECK(same_bits(a.w.host(), w4) && same_bits(a.m.host(), m4) && same_bits(a.v.host(), v4), "a spike");
+    check_copies(a, w4);
     params_free(&a.table);
 }
 

@@ -138,6 +138,16 @@ by_variables() {
     same_bytes $short "$scratch/variables_2" "$scratch/numbers/2"
 }
 
+# All ranks leave out the same step.
+spikes() {
+    local n spike="--shuffle false --batch-tokens 64 --data $shards/spike.bin --skip-spikes 6"
+    for n in 0 2; do
+        check "a spike on $n" run $n 57 "$scratch/spike_$n" $spike
+        check "the steps that are left out" files spikes "$scratch/spike_$n/log.jsonl" 6 1
+    done
+    agree 171 "$scratch/spike_2" "$scratch/spike_0" 1e-4
+}
+
 # With the other builds, in the folders of same_numbers
 other_builds() {
     [ "${TEST_ALL:-}" ] || return
@@ -486,6 +496,7 @@ not_shared() {
 
 same_numbers
 by_variables
+spikes
 evaluated
 other_builds
 refused

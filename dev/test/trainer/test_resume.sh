@@ -572,6 +572,36 @@ branches_refused() {
     refused_branch "step_00000012/model.safetensors" --resume-from "$scratch/step_00000012"
 }
 
+# --skip-spikes: the weights are as if the step that is left out had not been, also where the run is stopped around it.
+spikes() {
+    local of=$scratch/spikes calm="--shuffle false --lr-schedule constant --data $shards"
+    mkdir "$of"
+    loss() { sed -n "s/.*\"event\":\"step\",\"step\":$2,.*\"loss\":\([^,]*\),.*/\1/p" "$of/$1/log.jsonl"; }
+    check "a spike" run 171 "$of/skipped" $calm/spike.bin --skip-spikes 6
+    equals "warning: step 151: left out, a spike" "$(cut -d: -f1-3 "$scratch/stderr")"
+    check "the steps that are left out" files spikes "$of/skipped/log.jsonl" 6 1
+    check "none" run 170 "$of/none" $calm/no_spike.bin --skip-spikes 6
+    check "learnt from" run 171 "$of/learnt" $calm/spike.bin
+    equals "" "$(cat "$scratch/stderr")"
+    equals "$(loss learnt 151)" "$(loss skipped 151)"
+    equals "$(loss none 151)" "$(loss skipped 152)"
+    check "another loss" test "$(loss learnt 152)" != "$(loss skipped 152)"
+    for stop in 100 150 151 152; do
+        check "stop" run 171 "$of/$stop" $calm/spike.bin --skip-spikes 6 --max-steps $stop
+        check "and go on" resume "$of/$stop"
+        same "$of/$stop/step_00000171/model.safetensors" "$of/skipped/step_00000171/model.safetensors"
+        check "the log" files same_steps "$of/$stop/log.jsonl" "$of/skipped/log.jsonl"
+    done
+    check "many" run 171 "$of/many" --skip-spikes 0.1
+    check "the steps that are left out" files spikes "$of/many/log.jsonl" 0.1 20
+    cp -r "$of/100" "$of/bad"
+    check "a checkpoint without a checksum" files unseal "$of/bad/step_00000100/trainer.json"
+    sed -i 's/"grad_norms": \[[0-9.]*/"grad_norms": [-1/' "$of/bad/step_00000100/trainer.json"
+    dies "step_00000100/trainer.json: 'grad_norms' is missing or not valid" "$trainer" --out "$of/worse" \
+        --resume-from "$of/bad/step_00000100"
+    dies "--skip-spikes" run 171 "$of/worse" --skip-spikes -1
+}
+
 left_behind() {
     kept "12 16 20" --save-every 4
     kept "4 8 12 16 20" --save-every 4 --keep 0
@@ -590,7 +620,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
     for part in same_bits evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
-        full_disk moved_away changed from_a_run rotations initialization tokenizers branches branches_refused left_behind; do
+        full_disk moved_away changed from_a_run rotations initialization tokenizers branches branches_refused spikes left_behind; do
         $part
     done
 done

@@ -121,6 +121,9 @@ ROW(REAL, beta1, TRAINS, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of 
 ROW(REAL, beta2, TRAINS, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
 ROW(REAL, adam_eps, TRAINS, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
 ROW(REAL, grad_clip, TRAINS, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
+ROW(REAL, skip_spikes, TRAINS, "skip-spikes", "K", 0, 0, 1e6, \
+    "leave out a step whose gradient norm is more than K standard deviations above the mean of the last 128 " \
+    "norms, as 6; 0: none") \
 ROW(COUNT, seed, RECORDED | GENERATES | ANSWERS, "seed", "N", 1, 0, 1LL << 62, \
     "seed of initial weights, shuffling and samples") \
 GROUP("Output") \
