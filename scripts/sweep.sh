@@ -29,6 +29,7 @@
 # of each run, and exit code 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and
 # the sweep's exit code is 1: it is 0 only when every run has ended. Its lines may find no reader.
 . "$(dirname "$0")/shell/help.sh"
+. "$(dirname "$0")/shell/trainer.sh"
 set -u
 trap '' PIPE
 die() {
@@ -76,12 +77,7 @@ for model in $MODELS; do
         done
     done
 done
-if [ -z "${TRAINER:-}" ]; then
-    GPUS=${GPUS:-${CUDA_VISIBLE_DEVICES:-}} GPUS=${GPUS//,/ }
-    # an nvidia-smi that fails says so on standard output
-    GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -x '[0-9][0-9]*' | tr '\n' ' ')}
-    TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
-fi
+choose_trainer
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
 check_options "$TRAINER" "$@"
 [[ ${GPUS:-} =~ [^[:space:]] ]] || GPUS=cpu

@@ -180,7 +180,9 @@ equals 32 "$(mib memory | awk '{ printf "%.0f", $1 / 1024 }')"
 memory gpu_quickstart.sh 16 fox-pro-125m --micro-batch 2 --batch-tokens 128Ki
 for script in multi_node_mpirun.sh slurm.sbatch; do memory $script 31 fox-pro-760m --ranks 16; done
 memory short_context.sh 24 fox-pro-360m --set vocab_size=32000 --seq-len 2048
-memory sweep/ablations.sh 24 fox-pro-360m
+for script in ablations lengths tokens; do memory sweep/$script.sh 24 fox-pro-360m; done
+memory sweep/sizes.sh "10 and 24" fox-pro-125m
+for script in ablations lengths sizes; do recipe sweep/$script.sh 20.1 fox-pro-360m --gpu H200; done
 
 # The page's example is what it prints
 check "the page's example" plan --model fox-pro-125m --micro-batch 2 --gpu H100

@@ -67,6 +67,9 @@ scripts/multi_node_mpirun.sh in dev/test/scripts/test_recipes.sh
 scripts/slurm.sbatch         in dev/test/scripts/test_recipes.sh
 scripts/sweep.sh             in dev/test/scripts/test_sweep.sh
 scripts/sweep/ablations.sh   in dev/test/scripts/test_sweep.sh
+scripts/sweep/lengths.sh     in dev/test/scripts/test_sweep.sh
+scripts/sweep/tokens.sh      in dev/test/scripts/test_sweep.sh
+scripts/sweep/sizes.sh       in dev/test/scripts/test_sweep.sh
 scripts/sweep/perplexities.py in dev/test/scripts/test_sweep.sh
 scripts/sweep/million.sh     in dev/test/scripts/test_recipes.sh
 scripts/sweep/learning_rate.py in dev/test/scripts/test_sweep.sh

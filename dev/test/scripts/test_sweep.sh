@@ -344,9 +344,9 @@ chmod +x $scratch/plan
 ablations() { env OUT=$scratch/$1 "${@:2}"; }
 rm -f $CALLS
 check "all rows" ablations rows TRAINER=$scratch/plan scripts/sweep/ablations.sh $data
-equals 20 "$(wc -l <$CALLS)"
+equals 26 "$(wc -l <$CALLS)"
 equals "" "$(awk '$1 < 355e6 || $1 > 370e6' $CALLS)"
-equals "20 20" "$(ls $scratch/rows | wc -l) $(ls -d $scratch/rows/*_lr-preset_seed-1 | wc -l)"
+equals "26 26" "$(ls $scratch/rows | wc -l) $(ls -d $scratch/rows/*_lr-preset_seed-1 | wc -l)"
 equals "| fox-pro | - | - | 6.62 | - | - | - | - | - |" "$(grep '^| fox-pro  ' $scratch/stdout | tr -s ' ')"
 # two of them trained, with two seeds, and the table: of another rate, an unfinished run and one not validated nothing
 rows="fox-pro-no-qk-norm transformer-llama-no-rope"
@@ -390,6 +390,33 @@ kill -USR1 $running
 wait $running
 equals "75 0" "$? $(grep -c '^|' $scratch/stdout)"
 rm $READY
+# scripts/sweep/lengths.sh, tokens.sh and sizes.sh: which rows there are, what is measured, and the picture
+unset ROWS
+figure() { env OUT=$scratch/$1 SIZE=nano SIZES=nano EVAL="--seq-len 128 --val-tokens 256" "${@:2}" $tiny $data --max-tokens 128; }
+rows() { (cd $scratch/$1 && ls -d */eval.json | sed 's/_lr-preset_seed-1.*//' | xargs); }
+check "lengths" figure lengths FAMILIES=fox-pro LENGTHS="16 32" scripts/sweep/lengths.sh
+equals "fox-pro-nano_seq-len-16 fox-pro-nano_seq-len-32" "$(rows lengths)"
+equals "2 2" "$(grep -c '^measuring: ' $scratch/stdout) $(grep -c '^| seq-len ' $scratch/stdout)"
+if python3 -c 'import matplotlib' 2>/dev/null; then
+    said "loss by position: $scratch/lengths/positions.svg"
+    check "both are drawn" grep -q 'fox-pro-nano_seq-len-32' $scratch/lengths/positions.svg
+else
+    said "no picture without matplotlib"
+    skip "no matplotlib: pictures of lengths.sh"
+fi
+check "again" figure lengths FAMILIES=fox-pro LENGTHS="16 32" scripts/sweep/lengths.sh
+equals "2 0" "$(grep -c '^done already: ' $scratch/stdout) $(grep -c '^measuring: ' $scratch/stdout)"
+check "tokens" figure tokens FAMILIES=transformer-llama TOKENS="64 128" scripts/sweep/tokens.sh
+equals "transformer-llama-nano_max-tokens-128 transformer-llama-nano_max-tokens-64" "$(rows tokens)"
+equals "64 128" "$(for n in 64 128; do sed -n 's/.*"event":"step".*"tokens":\([0-9]*\),.*/\1/p' \
+    $scratch/tokens/*max-tokens-${n}_*/log.jsonl | tail -n 1; done | xargs)"
+check "sizes" figure sizes scripts/sweep/sizes.sh
+equals "fox-pro-nano transformer-pro-nano" "$(rows sizes)"
+for script in lengths tokens; do dies "SIZE=nano: give --data" env SIZE=nano scripts/sweep/$script.sh; done
+dies "SIZES=360m 760m: give --data" env SIZES="360m 760m" scripts/sweep/sizes.sh
+dies "lengths/fox-pro-nano_seq-len-16_lr-preset_seed-1/eval.txt: error: --seq-len 0: " \
+    sh -c "touch -r / $scratch/lengths/*/eval.json; OUT=$scratch/lengths SIZE=nano FAMILIES=fox-pro LENGTHS=16 EVAL='--seq-len 0' \
+        scripts/sweep/lengths.sh $tiny $data --max-tokens 128"
 # without --data it is LongCrawl64
 mkdir -p $scratch/bin $scratch/elsewhere/data
 for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
