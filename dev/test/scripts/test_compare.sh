@@ -36,6 +36,21 @@ for k in 1 2; do sed '/"val_loss"/s/}$/, "val_loss_of": {"a": '$k', "b": 4}}/' $
 check "parts of the held-out data" compare --no-plots $scratch/part?.jsonl $r/transformer1
 said "| held-out loss of | seeds |"
 said "2 | 1.5000 ± 0.7071 | 4.0000 ± 0.0000 |"
+# scripts/speedrun.sh and its table: 100 steps of 36 s on 2 ranks to the only validation
+to_loss() { $python scripts/sweep/to_loss.py "$@"; }
+check "to a loss" to_loss --driver 9.8 2.2 $r/fox2 $r/transformer1
+equals "| fox | 2.2 | 2.1000 | 10,000 | 3,600.0 | 2.0000 | 2.1000 | 3 | 2 | A GPU | 9.8 | 1a | - | - |" "$(row 3)"
+equals "| transformer | 2.2 | not reached | - | - | - | 2.5000 | 3 | 1 | A GPU | 9.8 | 1a | - | - |" "$(row 4)"
+dies "LOSS nan: not a number above 0" to_loss nan $r/fox1
+dies "$r/none: cannot read" to_loss 2 $r/none
+dies "SIZE=micro: study or nano" env SIZE=micro scripts/speedrun.sh
+mkdir $scratch/bin && printf '#!/bin/sh\n' >$scratch/bin/make && chmod +x $scratch/bin/make
+check "data" data/text_to_shards --tokenizer byte --val-fraction 0.2 --out $scratch/bytes llmc/base
+speedrun() { PATH=$PWD/$scratch/bin:$PATH SIZE=nano CORPUS=$scratch/bytes OUT=$scratch/speedrun scripts/speedrun.sh "$@"; }
+check "a speed run" speedrun --set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 64 \
+    --max-tokens 256 --val-every 2 --val-tokens 64
+for model in fox-pro transformer-pro; do said "| $model-nano "; done
+dies "--hlep: no such option" speedrun --hlep
 # pairs of the same seed: differences of 0.5, 0.5 and 0.6, whose interval is 4.30 errors
 pairs=$scratch/pairs
 mkdir $pairs

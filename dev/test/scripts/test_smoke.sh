@@ -74,6 +74,8 @@ scripts/sweep/perplexities.py in dev/test/scripts/test_sweep.sh
 scripts/sweep/million.sh     in dev/test/scripts/test_recipes.sh
 scripts/sweep/learning_rate.py in dev/test/scripts/test_sweep.sh
 scripts/compare.py           in dev/test/scripts/test_compare.sh
+scripts/speedrun.sh          in dev/test/scripts/test_compare.sh
+scripts/sweep/to_loss.py     in scripts/speedrun.sh
 scripts/follow.py            in dev/test/scripts/test_follow.sh
 scripts/make_shards.py       in dev/test/data/test_make_shards.sh
 scripts/prompt.py            run python3 scripts/prompt.py --help
