@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Slurm of the system's packages, on hosts that are namespaces of this machine (hosts.sh): scripts/slurm.sbatch trains on
-# two hosts with the bits of one, saves and queues itself again after SIGUSR1 and after SIGTERM, ends with the trainer's
-# code where a rank is killed; array jobs share a sweep. With TEST_ALL=1.
+# two hosts with the bits of one, saves and queues itself again after SIGUSR1 and after SIGTERM, goes on after a host was
+# lost, ends with the trainer's code where a rank is killed; array jobs share a sweep. With TEST_ALL=1.
 scratch=build/test/slurm
 . dev/test/check.sh
 [ "${TEST_ALL:-}" ] || report
@@ -46,6 +46,8 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,bf_interval=1
 KillWait=10
+SlurmdTimeout=20
+ReturnToService=2
 NodeName=h[0-1] CPUs=8 Gres=gpu:8
 PartitionName=all Nodes=ALL Default=YES State=UP
 EOF
@@ -108,6 +110,20 @@ stopped() {
 }
 stopped usr1 --signal=USR1 --batch # what Slurm sends two minutes before the time limit (--signal=B:USR1@120)
 stopped term --signal=TERM         # to the ranks
+
+# A host that hears and says nothing any more: the other rank ends and names it. Slurm finds the host dead, queues the job
+# again, and starts it when the host is back: it goes on from its last checkpoint to the same bytes.
+rm -f "$scratch/job.txt"
+job=$(submit -- $long --save-every 10 --out out/lost)
+await 60 "no checkpoint of step 20" test -d "$(step lost 20)"
+unplug h1
+await 60 "no line names the lost host" printed '^error: rank 1 (h1, process .* unreachable for'
+await 120 "job $job is not queued again" is "$job" PENDING
+equals 0 "$(trainers h0)"
+plug h1
+await 180 "job $job has not completed" is "$job" COMPLETED
+equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
+bytes 400 lost long
 
 # a rank that is killed ends the job with the trainer's code, and one line names it
 rm -f "$scratch/job.txt"
