@@ -94,6 +94,7 @@ scripts/eval/tasks/ruler.py  in dev/test/tasks/test_ruler.py
 scripts/eval/recall.py       in dev/test/tasks/test_recall.py
 scripts/eval/recall_shards.py in dev/test/tasks/test_recall.py
 scripts/eval/tasks/ruler_prompts.py in dev/test/tasks/test_ruler.py
+scripts/eval/tasks/lookup.py in dev/test/tasks/test_lookup.py
 scripts/eval/tasks/keys.py   in dev/test/tasks/test_keys.py
 scripts/eval/tasks/zero_shot.py in dev/test/tasks/test_zero_shot.py
 scripts/hf/to_llama.py       run python3 scripts/hf/to_llama.py --help

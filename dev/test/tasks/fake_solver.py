@@ -53,7 +53,21 @@ def last_values(text, place=-1):
     return f" {values[place]}"
 
 
-SOLVERS = {"last value of": last_values, "special magic": needles,
+def number(text):
+    *_, name = re.findall(r"\n(\w+ \w+):$", text)
+    return re.search(rf"^{name}:( \d+-\d+)$", text, re.M)[1]
+
+
+def place(text):
+    told = re.findall(r"(\w+) (went to|took) the (\w+)\.", text)
+    [(thing, who)] = re.findall(r"\n(The )?(\w+) is in the$", text)
+    if thing:
+        [who] = [name for name, done, what in told if done == "took" and what == who]
+    *_, last = (where for name, done, where in told if name == who and done == "went to")
+    return f" {last}"
+
+
+SOLVERS = {"went to the": place, "last value of": last_values, "special magic": needles,
            "chain(s) of variable": variables, "numbered list": common_words, "coded text": frequent_words}
 
 
@@ -68,6 +82,8 @@ class Solver(fake_requests.Model):
         for words, solver in SOLVERS.items():
             if words in text:
                 return last_values(text, 0) if self.stale else solver(text)
+        if re.search(r": \d{3}-\d{4}\n", text):
+            return number(text)
         raise ValueError("a prompt of no task")
 
     def generate(self, prompt, max_tokens, until):

@@ -8,6 +8,7 @@ The last lines say which packages were missing, and how many tests passed.
 """
 from task_case import run_tests
 from test_keys import TestIds, TestText  # noqa: F401: run here, as those below
+from test_lookup import TestLookup  # noqa: F401
 from test_recall import TestRecall  # noqa: F401
 from test_ruler import TestHarness, TestRuler  # noqa: F401
 from test_zero_shot import TestZeroShot  # noqa: F401
