@@ -42,7 +42,7 @@ MPI_LIBS  := $(MPI_LINK)
 endif
 
 # The Python files that checkpoints get, as string literals for llmc/checkpoint/hf/folder.h.
-HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h
+HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
 HEADERS := $(shell find llmc -name '*.h') $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)

@@ -965,14 +965,15 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     model_embed(model, tokens);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         const Layer layer = model_layer(model, &model->pass, l);
+        block_forward(model, l);
+        if (layer.config->mixer != MIXER_ATTENTION) continue;
         const AttentionActs a = attention_acts(&layer);
         const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
         const HeadShape s = attention_shape_of(&layer);
         for (int64_t h = 0; h < s.NH; h++)
-            limits[h] = head_limit(q, k, &s, h, config_rope_gain(c), c->pruning_rule);
-        block_forward(model, l);
-        const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
-        visit(context, l, &heads);
+            limits[h] = head_limit(q, k, &s, h, config_rope_gain(layer.config), c->pruning_rule);
+        const LayerHeads heads = {a.q, a.k, a.cum_logf, s.window, limits};
+        visit(context, layer.number, &heads);
     }
     free(limits);
 }

@@ -749,8 +749,9 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * kd);
         if (a.cum_logf) device_download(cum_logf.data(), a.cum_logf, NH * T * (int64_t)sizeof(double));
         if (a.score_limits) device_download(limits.data(), a.score_limits, NH * (int64_t)sizeof(double));
-        LayerHeads heads = {q, k, config_has_gate(c) ? cum_logf.data() : NULL, limits.data()};
-        visit(context, l, &heads);
+        LayerHeads heads = {q, k, config_has_gate(c) ? cum_logf.data() : NULL, layer.config->window_size,
+                            limits.data()};
+        visit(context, layer.number, &heads);
         free(q);
         free(k);
     }

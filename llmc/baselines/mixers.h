@@ -21,9 +21,18 @@ static const MixerInfo* const mixer_infos[] = {
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
-// FLOPs per token of all mixers, forward and backward, without the 6 per parameter.
-static inline double config_mixer_flops(const Config* c, int64_t T) {
-    return (double)c->num_hidden_layers * mixer_infos[c->mixer]->flops(c, T);
+// FLOPs per token of all mixers, forward and backward, without the 6 per parameter; `hidden` is the share of
+// attention's that documents hide.
+static inline double config_mixer_flops(const Config* c, int64_t T, double hidden) {
+    double flops = 0;
+    if (!config_is_stack(c))
+        return (1 - hidden) * ((double)c->num_hidden_layers * mixer_infos[c->mixer]->flops(c, T));
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Config layer = config_layer(c, l);
+        flops +=
+            (layer.mixer == MIXER_ATTENTION ? 1 - hidden : 1) * mixer_infos[layer.mixer]->flops(&layer, T);
+    }
+    return flops;
 }
 
 // Begins a bucket at the next multiple of `align` elements, which also ends the bucket before it.
@@ -44,6 +53,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
     const int64_t align = (int64_t)PARAM_ALIGN * ranks;
     const MixerInfo* mixer = mixer_infos[c->mixer];
+    int64_t numbers[NUM_MIXERS] = {0};
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.layers = mixer->layers;
@@ -51,7 +61,6 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
     t.buckets = (int64_t*)xcalloc((size_t)L + 3, sizeof(int64_t));
     t.by_layer = (LayerTable*)xcalloc((size_t)L, sizeof(LayerTable));
-    for (int64_t l = 0; l < L; l++) t.by_layer[l].config = *c, t.by_layer[l].number = l;
     for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
 
     params_begin_bucket(&t, align);
@@ -59,9 +68,12 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     if (c->tie_word_embeddings) params_tie_lm_head(&t, c);
     if (mixer->add_outside) mixer->add_outside(&t, c);
     for (int64_t l = 0; l < L; l++) {
+        LayerTable* layer = &t.by_layer[l];
+        layer->config = config_layer(c, l);
+        layer->number = numbers[layer->config.mixer]++;
         params_begin_bucket(&t, align);
         params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);
-        mixer->add_params(&t, c, l);
+        mixer_infos[layer->config.mixer]->add_params(&t, &layer->config, l);
         if (I == 0) continue;
         params_add_norm(&t, P_MLP_NORM, l, "mlp_norm.weight", d, c->norm_eps);
         params_add_gate_up(&t, l, I, d, mixer->up_proj);
@@ -72,7 +84,10 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     if (!c->tie_word_embeddings) params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
     params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
     t.num_buckets--;
-    for (int r = 0; mixer->init && r < t.num_rows; r++) mixer->init(&t.rows[r], c);
+    for (Param* p = t.rows; p < t.rows + t.num_rows; p++) {
+        const Config* of = p->layer < 0 ? c : &t.by_layer[p->layer].config;
+        if (mixer_infos[of->mixer]->init) mixer_infos[of->mixer]->init(p, of);
+    }
     t.non_embedding = t.parameters - (c->tie_word_embeddings ? 0 : V * d);
     return t;
 }

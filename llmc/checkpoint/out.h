@@ -195,7 +195,8 @@ static const char* const checkpoint_entries[] = {".",
                                                  "tokenizer.json",
                                                  "tokenizer_config.json",
                                                  "modeling_fox.py",
-                                                 "modeling_recurrent.py"};
+                                                 "modeling_recurrent.py",
+                                                 "modeling_stack.py"};
 
 static inline int checkpoint_is_foreign(const struct dirent* entry) {
     const size_t n = sizeof checkpoint_entries / sizeof checkpoint_entries[0];

@@ -11,6 +11,7 @@ the range checks all walk it, so a key is described once.
 #include "../base/common.h"
 #include "../base/nearest.h"
 #include "../base/numbers.h"
+#include "layer_types.h"
 #include "rope_scaling.h"
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
@@ -19,23 +20,18 @@ typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 // has, to compare shares with the literature.
 typedef enum { PRUNING_OURS, PRUNING_ACP } PruningRule;
 
-// What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
-typedef enum {
-    MIXER_ATTENTION,
-    MIXER_DELTANET,
-    MIXER_HGRN2,
-    MIXER_MAMBA2,
-    MIXER_GATED_DELTANET,
-    NUM_MIXERS
-} MixerKind;
-
 typedef struct {
-    MixerKind mixer;
-    int64_t vocab_size;        // V
-    int64_t hidden_size;       // d
-    int64_t num_hidden_layers; // L
-    int64_t num_heads;         // NH; head size: config_head_size
-    int64_t num_kv_heads;      // KVH, heads of keys and values: NH / KVH query heads read each; 0: NH
+    MixerKind mixer;                // follows from the file's model_type; attention with layer_types
+    LayerTypes layer_types;         // each layer's mixer; none: as above
+    int64_t kind_heads[NUM_MIXERS]; // with layer_types: heads of the recurrent layers; 0: their family's
+    int64_t kind_state_size;        // the same: Mamba-2's N
+    int64_t kind_head_dim;          // Gated DeltaNet's head_dim
+    int64_t kind_expand_v;          // and expand_v
+    int64_t vocab_size;             // V
+    int64_t hidden_size;            // d
+    int64_t num_hidden_layers;      // L
+    int64_t num_heads;              // NH; head size: config_head_size
+    int64_t num_kv_heads;           // KVH, heads of keys and values: NH / KVH query heads read each; 0: NH
     int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it, but of
                       // Gated DeltaNet, where hidden_size does not imply it
     int64_t expand_v; // Gated DeltaNet: a head's values have so many times the channels of its keys
@@ -74,6 +70,7 @@ typedef struct {
 } Config;
 
 #define QK_NORM_EPS 1e-5
+enum { MAMBA2_STATE_SIZE = 128 };
 #define L2_NORM_EPS 1e-6 // the delta rule's: |x| = sqrt(sum x^2 + eps)
 
 // T_min and T_max of a long gate where the file has null: those of ALiBi's slopes
@@ -105,17 +102,40 @@ static inline int64_t config_mlp_size(const Config* c) {
     return (wanted + 255) / 256 * 256;
 }
 
+// Are the layers of different kinds?
+static inline bool config_is_stack(const Config* c) { return c->layer_types.num_runs > 0; }
+
+// The number of layers with a mixer.
+static inline int64_t config_layers_of(const Config* c, MixerKind mixer) {
+    if (!config_is_stack(c)) return mixer == c->mixer ? c->num_hidden_layers : 0;
+    int64_t count = 0;
+    for (int64_t l = 0; l < c->num_hidden_layers; l++)
+        count += layer_type(&c->layer_types, l)->mixer == (int)mixer;
+    return count;
+}
+static inline bool config_has_attention(const Config* c) { return config_layers_of(c, MIXER_ATTENTION) > 0; }
+
+// Does a layer have RoPE?
+static inline bool config_uses_rope(const Config* c) {
+    bool rope = !config_is_stack(c) && c->use_rope;
+    for (int i = 0; i < c->layer_types.num_runs; i++) {
+        const LayerRun* run = &c->layer_types.runs[i];
+        rope |= run->mixer == MIXER_ATTENTION && (run->rope < 0 ? c->use_rope : run->rope);
+    }
+    return rope;
+}
+
 // Is there a forget gate of any kind?
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
 // Does attention leave out blocks whose weights underflow under its gates? In training the CPU trainer, the
 // reference, never does.
 static inline bool config_prunes(const Config* c) {
-    return c->mixer == MIXER_ATTENTION && config_has_gate(c) && !isnan(c->log_pruning_tolerance);
+    return config_has_gate(c) && !isnan(c->log_pruning_tolerance) && config_has_attention(c);
 }
 
 // Does the GPU's attention leave out blocks: those, or others' documents?
 static inline bool config_has_bounds(const Config* c) {
-    return config_prunes(c) || (c->mixer == MIXER_ATTENTION && c->document_reset);
+    return config_prunes(c) || (c->document_reset && config_has_attention(c));
 }
 
 // The id that separates documents: eos_token_id, or the last one.
@@ -125,8 +145,8 @@ static inline int64_t config_end_of_text(const Config* c) {
 
 // The name in config.json's architectures: a plain Transformer has a class of its own in the paper's code.
 static inline bool config_is_plain_transformer(const Config* c) {
-    return c->mixer == MIXER_ATTENTION && c->fgate_type == GATE_NONE && c->use_rope && !c->qk_norm &&
-           !c->use_output_norm && !c->use_output_gate && !c->use_k_shift && !c->use_v_shift;
+    return c->mixer == MIXER_ATTENTION && !config_is_stack(c) && c->fgate_type == GATE_NONE && c->use_rope &&
+           !c->qk_norm && !c->use_output_norm && !c->use_output_gate && !c->use_k_shift && !c->use_v_shift;
 }
 
 // Bias of the forget gate of head i of NH under "long" initialisation: b = -log(expm1(1 / T_i)), so that
@@ -142,11 +162,12 @@ static inline double config_long_gate_bias(const Config* c, int64_t head) {
 // the table of keys
 
 typedef enum {
-    KEY_INT,  // int64_t
-    KEY_REAL, // double
-    KEY_WORD, // a JSON literal out of `choices`: null, false or true
-    KEY_TEXT, // a JSON string out of `choices`
-    KEY_ROPE  // RopeScaling, an object in JSON
+    KEY_INT,   // int64_t
+    KEY_REAL,  // double
+    KEY_WORD,  // a JSON literal out of `choices`: null, false or true
+    KEY_TEXT,  // a JSON string out of `choices`
+    KEY_ROPE,  // RopeScaling, an object in JSON
+    KEY_LAYERS // LayerTypes, a list in JSON
 } KeyType;
 
 typedef struct {
@@ -162,7 +183,7 @@ typedef struct {
 
 // NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
 // NAMED(key, type, field, least, most), where the key is not the field's name
-// FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
+// OF_KIND(key, field, most) of the recurrent layers of a stack  FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
 #define NUMBER(type, name, min, max)    {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
@@ -173,6 +194,8 @@ typedef struct {
 #define CHOICE(type, key, name, ...)    {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
 #define BOOL(name)                      CHOICE(KEY_WORD, #name, name, "false", "true")
 #define ROPE(name)                      {#name, KEY_ROPE, CONFIG_FIELD(name), 0, 0, true, 0, {NULL}, OF},
+#define OF_KIND(key, name, max)         {key, KEY_INT, CONFIG_FIELD(name), 1, max, true, 0, {NULL}, OF},
+#define LAYERS(name)                    {#name, KEY_LAYERS, CONFIG_FIELD(name), 0, 0, true, 0, {NULL}, OF},
 
 // The keys of each mixer's models in turn, in the order in which they are written.
 static const ConfigKey config_keys[] = {
@@ -184,6 +207,14 @@ static const ConfigKey config_keys[] = {
     NUMBER(KEY_INT, num_hidden_layers, 1, 1024)
     NUMBER(KEY_INT, num_heads, 1, 1024)
     NULLABLE(KEY_INT, num_kv_heads, 1, 1024, 0)
+    LAYERS(layer_types)
+    OF_KIND("deltanet_num_heads", kind_heads[MIXER_DELTANET], 1024)
+    OF_KIND("hgrn2_num_heads", kind_heads[MIXER_HGRN2], 1024)
+    OF_KIND("mamba2_num_heads", kind_heads[MIXER_MAMBA2], 1024)
+    OF_KIND("mamba2_state_size", kind_state_size, 1 << 16)
+    OF_KIND("gated_deltanet_num_heads", kind_heads[MIXER_GATED_DELTANET], 1024)
+    OF_KIND("gated_deltanet_head_dim", kind_head_dim, 1 << 12)
+    OF_KIND("gated_deltanet_expand_v", kind_expand_v, 16)
     FIXED(KEY_TEXT, "hidden_act", "swish")
     NULLABLE(KEY_INT, window_size, 0, 1 << 24, 0)
     FIXED(KEY_WORD, "max_position_embeddings", "null")
@@ -302,6 +333,8 @@ static const ConfigKey config_keys[] = {
 #undef CHOICE
 #undef BOOL
 #undef ROPE
+#undef LAYERS
+#undef OF_KIND
 #undef SIZES
 #undef MLP_AND_NORM
 #undef ENDS
@@ -325,6 +358,7 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
                     name, nearest_hint(&near, hint, ""));
     void* field = (char*)c + key->offset;
     if (key->type == KEY_ROPE) return rope_scaling_parse((RopeScaling*)field, where, text, err);
+    if (key->type == KEY_LAYERS) return layer_types_parse((LayerTypes*)field, where, text, err);
     bool null = strcmp(text, "null") == 0 && key->nullable;
     double number = key->null_value;
     if (key->type == KEY_INT) {
@@ -362,7 +396,8 @@ static inline bool config_check_rope(Config* c, const char* where, Error* err) {
     const RopeScaling scaling = c->rope_scaling;
     const double dh = (double)config_head_size(c);
     if (scaling.type == ROPE_PLAIN) return true;
-    if (!c->use_rope) return fail(err, "%s: rope_scaling: this model has no RoPE (use_rope is false)", where);
+    if (!config_uses_rope(c))
+        return fail(err, "%s: rope_scaling: this model has no RoPE (use_rope is false)", where);
     if (scaling.type == ROPE_YARN && scaling.length == 0)
         return fail(err, "%s: rope_scaling: which length was the model trained at? give yarn:FACTOR:LENGTH",
                     where);
@@ -373,10 +408,52 @@ static inline bool config_check_rope(Config* c, const char* where, Error* err) {
     return true;
 }
 
+static inline int64_t config_family_heads(MixerKind mixer, int64_t d);
+
+// Sizes of the recurrent layers of a stack, but for their heads, and their family's.
+static const struct {
+    MixerKind mixer;
+    size_t offset; // of the field in Config
+    const char* key;
+    int64_t of_family;
+} config_kind_sizes[] = {
+    {MIXER_MAMBA2, offsetof(Config, kind_state_size), "mamba2_state_size", MAMBA2_STATE_SIZE},
+    {MIXER_GATED_DELTANET, offsetof(Config, kind_head_dim), "gated_deltanet_head_dim", 128},
+    {MIXER_GATED_DELTANET, offsetof(Config, kind_expand_v), "gated_deltanet_expand_v", 2},
+};
+
+// Checks layer_types and the sizes of its recurrent layers, which where they are not set get those of their family.
+static inline bool config_check_layers(Config* c, const char* where, Error* err) {
+    if (!layer_types_check(&c->layer_types, where, c->num_hidden_layers, err)) return false;
+    for (int m = MIXER_ATTENTION + 1; m < NUM_MIXERS; m++) {
+        const bool has = config_is_stack(c) && config_layers_of(c, (MixerKind)m) > 0;
+        int64_t* heads = &c->kind_heads[m];
+        if (!has && *heads)
+            return fail(err, "%s: %s_num_heads: no layer is %s", where, mixer_names[m], mixer_names[m]);
+        if (has && *heads == 0) *heads = config_family_heads((MixerKind)m, c->hidden_size);
+    }
+    for (size_t i = 0; i < sizeof config_kind_sizes / sizeof config_kind_sizes[0]; i++) {
+        const MixerKind kind = config_kind_sizes[i].mixer;
+        int64_t* size = (int64_t*)((char*)c + config_kind_sizes[i].offset);
+        if (*size && c->kind_heads[kind] == 0)
+            return fail(err, "%s: %s: no layer is %s", where, config_kind_sizes[i].key, mixer_names[kind]);
+        if (*size == 0 && c->kind_heads[kind]) *size = config_kind_sizes[i].of_family;
+    }
+    for (int m = MIXER_ATTENTION + 1; m < NUM_MIXERS; m++) {
+        const int64_t heads = c->kind_heads[m],
+                      channels = m == MIXER_MAMBA2 ? 2 * c->hidden_size : c->hidden_size;
+        if (heads && m != MIXER_GATED_DELTANET && channels % heads != 0)
+            return fail(err, "%s: %s_num_heads %lld does not divide the %s of the layers", where,
+                        mixer_names[m], (long long)heads, counted(channels, "channel").text);
+    }
+    return true;
+}
+
 // Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate
 // always has the long initialisation. Where that is off, decay times mean nothing, and the paper's code
 // insists on null.
 static inline bool config_check(Config* c, const char* where, Error* err) {
+    if (!config_check_layers(c, where, err)) return false;
     if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
     if (!config_long_gate(c) &&
         (c->decay_time_min != CONFIG_DECAY_TIME_MIN || c->decay_time_max != CONFIG_DECAY_TIME_MAX))
@@ -397,7 +474,7 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
                     c->hidden_ratio);
-    if (c->use_rope && config_head_size(c) % 2 != 0)
+    if (config_uses_rope(c) && config_head_size(c) % 2 != 0)
         return fail(err, "%s: RoPE rotates pairs of channels, but the head size %lld is odd", where,
                     (long long)config_head_size(c));
     if (!config_check_rope(c, where, err)) return false;
@@ -444,9 +521,32 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
     if (mixer != MIXER_MAMBA2) return;
     c->hidden_ratio = 0; // no MLP
     c->norm_eps = 1e-5;
-    c->state_size = 128;
+    c->state_size = MAMBA2_STATE_SIZE;
     c->chunk_size = 256;
     c->residual_in_fp32 = c->rescale_prenorm_residual = true;
+}
+
+// The model as layer l sees it: with its mixer, window, RoPE and heads. All layers of a stack have the model's MLP and
+// its norms' eps.
+static inline Config config_layer(const Config* c, int64_t l) {
+    Config of = *c;
+    if (!config_is_stack(c)) return of;
+    const LayerRun* type = layer_type(&c->layer_types, l);
+    if (type->mixer == MIXER_ATTENTION) {
+        if (type->window >= 0) of.window_size = type->window;
+        if (type->rope >= 0) of.use_rope = type->rope;
+        return of;
+    }
+    config_set_mixer(&of, (MixerKind)type->mixer);
+    of.hidden_ratio = c->hidden_ratio;
+    of.norm_eps = c->norm_eps;
+    of.num_heads = c->kind_heads[type->mixer];
+    of.num_kv_heads = of.window_size = 0;
+    of.use_rope = false;
+    of.state_size = c->kind_state_size;
+    of.head_dim = type->mixer == MIXER_GATED_DELTANET ? c->kind_head_dim : 0;
+    of.expand_v = c->kind_expand_v;
+    return of;
 }
 
 // ----------------------------------------------------------------------------
@@ -456,22 +556,24 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
 typedef struct {
     const char *model_type, *architecture;
     MixerKind mixer;
-    bool plain; // as config_is_plain_transformer
+    bool plain, stack; // as config_is_plain_transformer and config_is_stack
 } ModelClass;
 
 static const ModelClass config_classes[] = {
-    {"forgetting_transformer-project_fox", "ForgettingTransformerForCausalLM", MIXER_ATTENTION, false},
-    {"transformer-project_fox", "TransformerForCausalLM", MIXER_ATTENTION, true},
-    {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false},
-    {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false},
-    {"mamba2-project_fox", "Mamba2ForCausalLM", MIXER_MAMBA2, false},
-    {"gated_deltanet", "GatedDeltaNetForCausalLM", MIXER_GATED_DELTANET, false},
+    {"forgetting_transformer-project_fox", "ForgettingTransformerForCausalLM", MIXER_ATTENTION, false, false},
+    {"transformer-project_fox", "TransformerForCausalLM", MIXER_ATTENTION, true, false},
+    {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false, false},
+    {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false, false},
+    {"mamba2-project_fox", "Mamba2ForCausalLM", MIXER_MAMBA2, false, false},
+    {"gated_deltanet", "GatedDeltaNetForCausalLM", MIXER_GATED_DELTANET, false, false},
+    {"fox_stack", "FoxStackForCausalLM", MIXER_ATTENTION, false, true},
 };
 #define NUM_CLASSES ((int)(sizeof config_classes / sizeof config_classes[0]))
 
 static inline const ModelClass* config_class(const Config* c) {
     int i = 0;
-    while (config_classes[i].mixer != c->mixer || config_classes[i].plain != config_is_plain_transformer(c))
+    while (config_classes[i].mixer != c->mixer || config_classes[i].plain != config_is_plain_transformer(c) ||
+           config_classes[i].stack != config_is_stack(c))
         i++;
     return &config_classes[i];
 }
@@ -529,6 +631,17 @@ static const Family config_families[] = {
     {"gated-deltanet", MIXER_GATED_DELTANET, GATE_NONE, false, false, 4, 0, GATED_DELTANET},
 };
 #define NUM_FAMILIES ((int)(sizeof config_families / sizeof config_families[0]))
+
+// Heads that a family with the mixer has at width d: in proportion to its largest preset.
+static inline int64_t config_family_heads(MixerKind mixer, int64_t d) {
+    int f = 0;
+    while (config_families[f].mixer != mixer) f++;
+    const ModelShape* largest = &config_families[f].shapes[NUM_SIZES - 1];
+    int64_t heads = d * largest->heads / largest->d;
+    if (heads < 1) heads = 1;
+    while (mixer != MIXER_GATED_DELTANET && d % heads != 0) heads++; // whose heads need not have all channels
+    return heads;
+}
 
 #undef FOX
 #undef TRANSFORMER

@@ -25,6 +25,25 @@ static inline void config_put_rope(const Config* c, JsonWriter* w) {
     json_end(w);
 }
 
+// Writes layer_types, a name a layer, or as a pattern.
+static inline void config_put_layers(const Config* c, const char* key, bool pattern, JsonWriter* w) {
+    char text[512];
+    if (pattern) {
+        layer_types_text(text, sizeof text, &c->layer_types);
+        if (config_is_stack(c))
+            json_put_string(w, key, text);
+        else
+            json_put_null(w, key);
+        return;
+    }
+    json_begin_array(w, key);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        layer_type_text(text, sizeof text, layer_type(&c->layer_types, l));
+        json_put_string(w, NULL, text);
+    }
+    json_end(w);
+}
+
 // Writes key i and its value, if the model has it.
 static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
@@ -49,12 +68,19 @@ static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
         (key->type == KEY_TEXT ? json_put_string : json_put_word)(w, key->name, key->choices[choice]);
         break;
     case KEY_ROPE: config_put_rope(c, w); break;
+    case KEY_LAYERS: config_put_layers(c, key->name, true, w); break;
     }
 }
 
-// The same; pruning_rule and document_reset only where they are not the default.
+// The same; pruning_rule, document_reset and what stacks of layers have only where they are not the default.
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
-    const size_t offset = config_keys[i].offset;
+    const size_t offset = config_keys[i].offset, kinds = offsetof(Config, kind_heads);
+    const bool of_kind = offset >= kinds && offset <= offsetof(Config, kind_expand_v);
+    if (of_kind && *(const int64_t*)((const char*)c + offset) == 0) return;
+    if (offset == offsetof(Config, layer_types)) {
+        if (config_is_stack(c)) config_put_layers(c, config_keys[i].name, false, w);
+        return;
+    }
     if (offset == offsetof(Config, pruning_rule) && c->pruning_rule == PRUNING_OURS) return;
     if (offset == offsetof(Config, document_reset) && !c->document_reset) return;
     config_put_always(c, i, w);
@@ -65,7 +91,9 @@ static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter
     static const char* const classes[][2] = {{"AutoConfig", "Config"},
                                              {"AutoModel", "Model"}, // without lm_head
                                              {"AutoModelForCausalLM", "ForCausalLM"}};
-    const char* file = model_class->mixer == MIXER_ATTENTION ? "modeling_fox" : "modeling_recurrent";
+    const char* file = model_class->stack                      ? "modeling_stack"
+                       : model_class->mixer == MIXER_ATTENTION ? "modeling_fox"
+                                                               : "modeling_recurrent";
     const int family = (int)(strlen(model_class->architecture) - strlen("ForCausalLM"));
     char name[64];
     json_begin_object(w, "auto_map");
@@ -199,6 +227,27 @@ static inline bool config_check_llama(Config* c, const char* path, const Json* j
     return true;
 }
 
+// Sets layer_types from the list in config.json.
+static inline bool config_set_layers(Config* c, const char* path, const char* name, const Json* j,
+                                     Error* err) {
+    const int list = json_get(j, 0, name);
+    LayerTypes types;
+    memset(&types, 0, sizeof types);
+    if (!json_is(j, list, JSON_ARRAY)) return fail(err, "%s: %s is missing, or is no list", path, name);
+    for (int node = json_first(j, list); node >= 0; node = json_next(j, node)) {
+        LayerRun run;
+        const char* text = json_string(j, node);
+        if (!text) return fail(err, "%s: %s is not a list of texts", path, name);
+        if (!layer_run_parse(&run, path, text, strlen(text), err) ||
+            !layer_types_add(&types, path, &run, err))
+            return false;
+    }
+    types.listed = layer_types_period(&types);
+    if (types.listed == 0) return fail(err, "%s: %s is empty", path, name);
+    c->layer_types = types;
+    return true;
+}
+
 // Sets one key, called `name` in a JSON text, from its value there, if the object has it.
 static inline bool config_set_named(Config* c, const char* path, const ConfigKey* key, const char* name,
                                     const Json* j, int object, Error* err) {
@@ -208,6 +257,7 @@ static inline bool config_set_named(Config* c, const char* path, const ConfigKey
     bool boolean = false;
     const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
     if (key->type == KEY_ROPE) return config_set_rope(c, path, j, err);
+    if (key->type == KEY_LAYERS) return config_set_layers(c, path, name, j, err);
     if (node < 0) return true;
     if (json_double(j, node, &number))
         number_to_text(digits, 17, number), value = digits;
@@ -263,6 +313,7 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
     for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {
         const ConfigKey* key = &config_keys[i];
         if (!config_has_key(c, key) || (llama && config_differs_in_llama(key->name))) continue;
+        if (key->type == KEY_LAYERS && !config_classes[known].stack) continue;
         ok = config_set_named(c, path, key, llama ? config_llama_key(key->name) : key->name, &j, 0, err);
     }
     json_free(&j);

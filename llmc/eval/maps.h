@@ -1,5 +1,6 @@
 /*
---maps FILE: what the heads of --init's model forget and attend to on a text, for scripts/eval/maps.py.
+--maps FILE: what the heads of --init's model forget and attend to on a text, for scripts/eval/maps.py. Layers without
+attention are left out and not counted.
 
 The text is --prompt, standard input with --prompt -, or the first sequence of --val-data; of it the first
 --seq-len tokens, T with end of text. FILE has, in safetensors format, of layer L and head H
@@ -48,7 +49,7 @@ static const double MAPS_WINDOW_SHARE = 0.95;
 typedef struct {
     const Trainer* trainer;
     const Config* config;
-    int64_t L, NH, KVH, dh, T, Q, window;
+    int64_t L, NH, KVH, dh, T, Q, window;                // window: of the layer in progress
     int32_t *tokens, *queries;                           // [T], [Q]
     double *half_life, *pruned_share, *effective_window; // [L, NH]
     double* cum_logf;                                    // [L, NH, T]
@@ -102,7 +103,7 @@ static inline Maps* maps_open(Run* run) {
     Options* o = &run->options;
     Maps* m = (Maps*)xcalloc(1, sizeof *m);
     m->config = &run->config;
-    if (run->config.mixer != MIXER_ATTENTION) die("--maps: the model of --init has no attention");
+    if (!config_has_attention(&run->config)) die("--maps: the model of --init has no attention");
     if (!o->prompt == !o->val_data)
         die("--maps: on which text? give --prompt TEXT, - for standard input, or --val-data GLOB");
     result_open(&m->file, "maps", o->maps);
@@ -268,6 +269,7 @@ static inline void maps_visit_gates(void* context, int64_t l, const LayerHeads* 
 static inline void maps_visit(void* context, int64_t l, const LayerHeads* layer) {
     Maps* m = (Maps*)context;
     maps_visit_gates(m, l, layer);
+    m->window = layer->window;
     for (int64_t h = 0; h < m->NH; h++) {
         const int64_t at = l * m->NH + h;
         MapsHead head = {layer, h, m->cum_logf + at * m->T, at, NULL};
@@ -342,11 +344,10 @@ static inline void maps_write(Maps* m) {
 static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     const Config* c = m->config;
     m->trainer = trainer;
-    m->L = c->num_hidden_layers;
+    m->L = config_layers_of(c, MIXER_ATTENTION);
     m->NH = c->num_heads;
     m->KVH = config_key_heads(c);
     m->dh = config_head_size(c);
-    m->window = c->window_size;
     m->Q = maps_min(m->T, MAPS_ROWS);
     const size_t heads = (size_t)(m->L * m->NH), rows = heads * (size_t)m->Q;
     m->queries = (int32_t*)xcalloc((size_t)m->Q, sizeof *m->queries);

@@ -45,8 +45,7 @@ static inline int64_t cache_table_width(const CacheSizes* s) {
     return (s->capacity + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-// One pass. heads is the number of rows of the page table that a slot has: L KVH for attention, 0 for a
-// recurrent mixer.
+// One pass. heads is the number of rows of the page table that a slot has: L KVH of the L layers with attention.
 typedef struct {
     int64_t rows, sequences;
     const int32_t* tokens;  // [rows]

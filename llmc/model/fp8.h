@@ -46,7 +46,7 @@ static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, con
 // rows in memory, and all sizes, are multiples of 16.
 static inline void fp8_check(const Config* c, int64_t T) {
     const int64_t d = c->hidden_size, I = config_mlp_size(c);
-    if (c->mixer != MIXER_ATTENTION)
+    if (c->mixer != MIXER_ATTENTION || config_is_stack(c))
         die("--fp8: %s has no GEMMs in FP8: leave it out", config_class(c)->architecture);
     if (d % FP8_ALIGN || I % FP8_ALIGN)
         die("--fp8: hidden_size and intermediate_size must be multiples of %d, not %lld and %lld", FP8_ALIGN,

@@ -9,8 +9,9 @@ What depends on the kernels of one mixer is in its own check (Mixer in llmc/laye
 
 // Dies where cuDNN's attention does not know the model.
 static inline void gpu_check_cudnn(const Config* c) {
-    if (c->mixer != MIXER_ATTENTION)
+    if (!config_has_attention(c))
         die("--attention cudnn: %s has no attention", config_class(c)->architecture);
+    if (config_is_stack(c)) die("--attention cudnn: is for models without layer_types: use --attention fox");
     if (config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
     if (c->window_size > 0)
@@ -27,5 +28,6 @@ static inline void gpu_check_model(const Config* c, bool cudnn) {
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (c->mixer == MIXER_GATED_DELTANET)
         die("%s has no kernels on the GPU yet: use ./train_fox", config_class(c)->architecture);
+    if (config_is_stack(c)) die("layer_types: the GPU's code has none yet: train it with ./train_fox");
     if (cudnn) gpu_check_cudnn(c);
 }

@@ -6,7 +6,8 @@ Everything else walks it: allocation, initialisation, checkpoints, the optimizer
 gradient checks, dumps and the parameter counts. All tensors are in one flat buffer, in the order of the rows,
 each aligned to PARAM_ALIGN elements.
 
-Each layer has the rows of its mixer and, unless the MLP's width is 0, those of an MLP. Here are the type of
+Each layer has the rows of its mixer and, unless the MLP's width is 0, those of an MLP. In a stack of layers of
+different kinds a layer's rows start as in its own family's models, the others as attention's. Here are the type of
 the table, what adds rows to it, and attention's rows; a baseline's rows are in its params.h, and
 llmc/baselines/mixers.h, which knows all mixers, builds the tables.
 
@@ -324,7 +325,8 @@ static inline double params_initial_value(const ParamTable* t, const Config* c, 
     case INIT_UNIFORM: return p->scale * (2 * random_uniform(seed, stream, (uint64_t)i) - 1);
     case INIT_ZERO: return 0;
     case INIT_ONE: return 1;
-    case INIT_FUNCTION: return p->initial(c, i, random_uniform(seed, stream, (uint64_t)i));
+    case INIT_FUNCTION:
+        return p->initial(&t->by_layer[p->layer].config, i, random_uniform(seed, stream, (uint64_t)i));
     }
     return 0;
 }

@@ -35,6 +35,9 @@ static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t
     if (c->mixer != MIXER_ATTENTION)
         return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
                     (long long)N);
+    if (config_is_stack(c))
+        return fail(err, "--sequence-ranks %lld: ranks cannot share the layers of a model with layer_types",
+                    (long long)N);
     if (config_key_heads(c) % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of the model", (long long)N,
                     counted(config_key_heads(c), c->num_kv_heads ? "key head" : "head").text);

@@ -70,7 +70,7 @@ static inline double rate_preset_flops(const MeasuredRate* row, Config* c, doubl
     Recipe recipe;
     if (!config_preset(c, &recipe, row->model, &err)) die("%s", err.msg);
     ParamTable table = params_build(c);
-    const double flops = 6.0 * (double)table.non_embedding + config_mixer_flops(c, row->seq_len);
+    const double flops = 6.0 * (double)table.non_embedding + config_mixer_flops(c, row->seq_len, 0);
     *parameters = (double)table.non_embedding;
     params_free(&table);
     return flops;
@@ -83,7 +83,8 @@ static inline double rate_distance(const MeasuredRate* row, const Run* run, cons
     double parameters;
     const Gpu* of_row = gpu_find(row->gpu);
     rate_preset_flops(row, &c, &parameters);
-    if (c.mixer != run->config.mixer || of_row->compute_capability != gpu->compute_capability)
+    if (c.mixer != run->config.mixer || config_is_stack(&run->config) ||
+        of_row->compute_capability != gpu->compute_capability)
         return INFINITY;
     return fabs(log((double)run->table.non_embedding / parameters)) +
            fabs(log(rate_length(run->options.seq_len) / rate_length(row->seq_len))) +

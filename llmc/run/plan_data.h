@@ -71,6 +71,6 @@ static inline void plan_data_close(PlanData* data) {
 
 // The share of attention that documents hide, as far as a plan knows. data: NULL: it has none.
 static inline double plan_data_hidden(const PlanData* data, const Config* c) {
-    const bool known = data && data->counted && c->mixer == MIXER_ATTENTION;
+    const bool known = data && data->counted && config_has_attention(c);
     return known ? documents_hidden(&data->documents) : 0;
 }

@@ -86,7 +86,7 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
         printf("all\n");
     printf("other documents    %15.4g%% of the causal pairs of tokens%s%s\n", 100 * documents_hidden(count),
            c->window_size ? " in the window" : "",
-           c->mixer == MIXER_ATTENTION ? ": attention leaves them out" : "");
+           config_has_attention(c) ? ": attention leaves them out" : "");
 }
 
 // Prints the parts of a mixture, and how often each is read.
@@ -135,6 +135,21 @@ static inline void run_print_memory(const MemoryRow* rows, int num_rows) {
         printf("  %-21s %10s\n", rows[i].what, memory_text(text, (double)rows[i].bytes));
 }
 
+// Prints the layers of a stack: their kinds in turn, and of each mixer how many there are and their heads.
+static inline void run_print_layers(const Config* c) {
+    char text[256];
+    if (!config_is_stack(c)) return;
+    layer_types_text(text, sizeof text, &c->layer_types);
+    printf("layer types        %s\n", text);
+    for (int m = 0; m < NUM_MIXERS; m++) {
+        const int64_t layers = config_layers_of(c, (MixerKind)m),
+                      heads = m == MIXER_ATTENTION ? c->num_heads : c->kind_heads[m];
+        if (layers)
+            printf("  %-16s %15s of %s\n", mixer_names[m], counted(layers, "layer").text,
+                   counted(heads, "head").text);
+    }
+}
+
 // Prints the rest of a plan: checkpoints, parameter counts, steps, recipe and data, and with --dry-run config the keys
 // of config.json.
 static inline void run_print_plan(const Run* run) {
@@ -148,6 +163,7 @@ static inline void run_print_plan(const Run* run) {
     printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n", (long long)config_head_size(&run->config));
+    run_print_layers(&run->config);
     if (run->config.num_kv_heads)
         printf("key heads          %15lld for %s\n", (long long)run->config.num_kv_heads,
                counted(run->config.num_heads, "head").text);

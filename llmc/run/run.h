@@ -531,7 +531,11 @@ static inline bool run_has_gradients(const Run* run) {
 // documents, and in total also 6 per parameter but the input embedding's.
 static inline double run_mixer_flops_per_token(const Run* run) {
     const double hidden = plan_data_hidden(run->plan_data, &run->config);
-    return (1 - hidden) * config_mixer_flops(&run->config, run->options.seq_len);
+    return config_mixer_flops(&run->config, run->options.seq_len, hidden);
+}
+// Attention's part of them.
+static inline double run_attention_flops_per_token(const Run* run) {
+    return run_mixer_flops_per_token(run) - config_mixer_flops(&run->config, run->options.seq_len, 1);
 }
 static inline double run_flops_per_token(const Run* run) {
     return 6.0 * (double)run->table.non_embedding + run_mixer_flops_per_token(run);

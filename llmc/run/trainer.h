@@ -55,7 +55,7 @@ static inline bool step_is_valid(double loss, double norm, const StepVotes* vote
 // What an optimizer step counts of the documents of its batches: no pairs where the model has no attention.
 static inline DocumentCount run_documents(const Run* run, const DocumentCount* batches) {
     DocumentCount count = *batches;
-    if (run->config.mixer != MIXER_ATTENTION) count.pairs = count.seen = 0;
+    if (!config_has_attention(&run->config)) count.pairs = count.seen = 0;
     return count;
 }
 
@@ -63,10 +63,11 @@ static inline DocumentCount run_documents(const Run* run, const DocumentCount* b
 typedef struct {
     const void *q, *k;      // [T, NH dh] and [T, KVH dh] of the host's numbers, as attention reads them
     const double* cum_logf; // [NH, T]; NULL: no gate
+    int64_t window;         // keys that a query sees; 0: all
     const double* limits;   // [NH] U >= |q k| / sqrt(dh), by which it is pruned; NAN: not known
 } LayerHeads;
 
-// Gets layer l, whose tensors are valid during the call.
+// Gets layer l of those with attention, whose tensors are valid during the call.
 typedef void (*HeadVisitor)(void* context, int64_t l, const LayerHeads* layer);
 
 // Marks of --bench: the first timed step's begin; a step's begin, end of its passes and end, for steps of
@@ -130,7 +131,7 @@ typedef struct {
     // numbers, float or double; logits may be NULL. Targets that do not count are part of the mean, with 0.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
-    // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer, in order.
+    // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer with attention, in order.
     void (*visit_heads)(Model* model, const int32_t* tokens, HeadVisitor visit, void* context);
 
     // --bench: mark notes the time when all work so far has ended; elapsed waits for mark `to` and returns

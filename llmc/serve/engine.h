@@ -79,9 +79,9 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // open and close
 
-// Number of rows of the page table a slot: one a layer and head of keys; 0 for a mixer without pages.
+// Number of rows of the page table a slot: one a head of keys of each layer with attention.
 static inline int64_t engine_heads(const Config* c) {
-    return c->mixer == MIXER_ATTENTION ? c->num_hidden_layers * config_key_heads(c) : 0;
+    return config_layers_of(c, MIXER_ATTENTION) * config_key_heads(c);
 }
 
 // Sizes of a cache for passes of the trainer's size. `pages` and `drops` are left 0, for the caller to set.

@@ -14,7 +14,7 @@ static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before 
 // what packed documents do not hide.
 static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned,
                                     double hidden) {
-    double attention = run_mixer_flops_per_token(run);
+    double attention = run_attention_flops_per_token(run);
     double rate = 1e3 * (double)run->options.batch_tokens / ms,
            flops = run_flops_per_token(run) - hidden * attention;
     double executed = flops - pruned * (1 - hidden) * attention, peak = run->peak_flops * run->world->size;

@@ -108,7 +108,7 @@ static inline void training_open(Training* t) {
     t->logger.log_every = o->log_every;
     t->logger.measure_tokens = t->val_sequences * o->seq_len;
     t->logger.flops_per_token = run_flops_per_token(run);
-    t->logger.attention_flops = run_mixer_flops_per_token(run);
+    t->logger.attention_flops = run_attention_flops_per_token(run);
     t->logger.peak_flops = run->peak_flops * t->world->size;
     dataloader_seek(&t->data, run->state.position);
 }

@@ -31,6 +31,12 @@ FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
             "use_k_shift", "use_v_shift", "window_size", "num_kv_heads", "fgate_type", "fgate_bias_init", "decay_time_min",
             "decay_time_max", "use_lower_bound", "tie_word_embeddings")
+STACKS = {  # not fixtures: models whose oracle is the trainer alone
+    "stack": ["layer_types=deltanet,attention:window=20,mamba2,hgrn2,attention:rope", "num_hidden_layers=5",
+              "deltanet_num_heads=4", "hgrn2_num_heads=2", "mamba2_num_heads=8", "mamba2_state_size=16"],
+    "stack-packed": ["layer_types=mamba2,attention,gated_deltanet", "num_hidden_layers=3", "mamba2_num_heads=4",
+                     "gated_deltanet_head_dim=16", "gated_deltanet_num_heads=3", "document_reset=true",
+                     "tie_word_embeddings=true"]}
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -466,20 +472,61 @@ def check_mamba2(checkpoint, tokens, expected):
     return check_below(1e-4, "Mamba2ForCausalLM", {"logits": error(model(tokens).logits, expected)})
 
 
+def check_stack(model, checkpoint, tokens):
+    """Cache, padding and documents of a stack against the whole at once, and what save_pretrained writes."""
+    check_config(checkpoint, model.config.to_dict())
+    packed, model.config.document_reset = model.config.document_reset, False
+    with torch.no_grad():
+        expected = {"logits": model(tokens).logits}
+    for pieces in [7] + [1] * (tokens.shape[1] - 7), [1, 5, tokens.shape[1] - 6]:
+        cache, logits = None, []
+        for piece in tokens.split(pieces, dim=1):
+            with torch.no_grad():
+                output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+        assert cache.get_seq_length() == tokens.shape[1] == cache[0][0].shape[2] == cache[1][0].shape[2]
+        assert error(torch.cat(logits, dim=1), expected["logits"]) < 1e-11, f"cache, pieces {pieces}"
+    check_padding(model, tokens, expected)
+    check_documents(model, tokens)
+    check_generate(model, tokens)
+    model.config.document_reset = packed
+    model.save_pretrained(checkpoint / "saved")
+    assert (checkpoint / "saved/modeling_stack.py").exists() and (checkpoint / "saved/modeling_fox.py").exists()
+    with torch.no_grad():
+        again = open_model(checkpoint / "saved", torch.float64)(tokens).logits
+        assert error(again, model(tokens).logits) < 1e-11, "saved and opened again"
+    fresh = AutoModelForCausalLM.from_config(model.config, trust_remote_code=True)
+    for name, x in fresh.state_dict().items():
+        if name.endswith("fgate_proj.bias"):
+            assert (x == 0).all(), name
+        elif name.endswith((".D", "norm.weight")):
+            assert (x == 1).all(), name
+        elif name.endswith("mixer.A_log"):
+            assert error(x.exp(), torch.arange(1, x.numel() + 1)) < 1e-6, name
+        elif "q_proj" in name or name.endswith("in_proj.weight"):
+            kind = model.config.layer_types[int(name.split(".")[2])].split(":")[0]
+            spread = (model.config.initializer_range if kind in ("attention", "gated_deltanet") else
+                      (3 * x.shape[1])**-0.5 if kind == "mamba2" else 2**-2.5 * (2 / sum(x.shape))**0.5)
+            assert abs(x.std() / spread - 1) < 0.1, f"{name}: {x.std()}, not {spread}"
+
+
 def check_trained(name, work):
     """A small model with the switches of a fixture, trained for two steps: logits, gradients, greedy text."""
-    config = json.loads((FIXTURES / name / "config.json").read_text())
+    config = {"model_type": "transformer"} if name in STACKS else json.loads(
+        (FIXTURES / name / "config.json").read_text())
     chosen = {key: config[key] for key in SWITCHES if config.get(key) is not None}
     switches = [f"{key}={json.dumps(value)}".replace('"', "") for key, value in chosen.items()]
     sizes = ["hidden_size=64", "num_hidden_layers=2", "num_heads=4", "initializer_range=0.2"]
     if is_recurrent(config):
         sizes = ["num_hidden_layers=2", "initializer_range=0.2"]
-    settings = [word for pair in switches + sizes for word in ("--set", pair)]
-    preset = name.removesuffix("-lower-bound") if is_recurrent(config) else "fox-llama"
+    settings = [word for pair in switches + sizes + STACKS.get(name, []) for word in ("--set", pair)]
+    preset = name.removesuffix("-lower-bound") if is_recurrent(config) else "fox-pro" if name in STACKS else "fox-llama"
     checkpoint = train(work, name, "--model", preset + "-nano", *settings)
     dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    # transformers 5 refuses layer_types of its own accord, without the class of this folder
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=name in STACKS)
     expected = {key if key in ("loss", "logits") else "grad." + key: x for key, x in dumped.items()}
     worst = check_below(1e-4, "trainer", compare(model, tokens, targets, expected))
 
@@ -496,6 +543,8 @@ def check_trained(name, work):
     if name in ("transformer-llama", "transformer-llama-grouped", "transformer-llama-tied"):
         return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
     check_not_llama(checkpoint, work)
+    if name in STACKS:
+        check_stack(open_model(checkpoint, torch.float64), checkpoint, tokens[:2, :40])
     if name == "mamba2" and transformers.__version__ >= "5":
         return f"trainer {worst:.1e}, as Mamba2 {check_mamba2(checkpoint, tokens, dumped['logits']):.1e}"
     return f"trainer {worst:.1e}"
@@ -567,7 +616,7 @@ def check_tokenizer(name, work):
 def main():
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     models = sorted(path.name for path in FIXTURES.iterdir())
-    names = [name for name in [*models, "foreign-llama", *TOKENIZERS] if word in name]
+    names = [name for name in [*models, *STACKS, "foreign-llama", *TOKENIZERS] if word in name]
     assert names, f"no fixture's name has {word}"
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
@@ -578,6 +627,9 @@ def main():
                 if name == "foreign-llama":
                     for tied in False, True:
                         print(f"{name}, tied {tied}: {check_foreign_llama(Path(work), tied)}", flush=True)
+                    continue
+                if name in STACKS:
+                    print(f"{name}: {check_trained(name, Path(work))}", flush=True)
                     continue
                 checks = [check(name, Path(work))]
                 # -dh, -head: the switches of another fixture, in other sizes

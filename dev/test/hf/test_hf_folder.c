@@ -50,8 +50,8 @@ static void check_python(const char* folder, const char* name) {
     free(python), free(source);
 }
 
-// A recurrent model's folder has the Python files that its auto_map names and imports, and its card how to
-// open it.
+// The folder of a recurrent model, and of a stack of layers, has the Python files that its auto_map names and imports,
+// and its card how to open it.
 static void test_recurrent(void) {
     Config c;
     Recipe recipe;
@@ -65,7 +65,21 @@ static void test_recurrent(void) {
     check_python("deltanet", "modeling_recurrent.py");
     check_contains(in_out("deltanet/README.md"), "# DeltaNetForCausalLM of", true);
     check_contains(in_out("deltanet/README.md"), "AutoModelForCausalLM.from_pretrained(FOLDER", true);
+    CHECK(access(in_out("deltanet/modeling_stack.py"), F_OK) != 0, "modeling_stack.py without layer_types");
     params_free(&deltanet);
+
+    CHECK(config_preset(&c, &recipe, "fox-pro-nano", &err) &&
+              config_set(&c, "test", "layer_types", "mamba2,attention:window=64", &err) &&
+              config_check(&c, "test", &err),
+          "%s", err.msg);
+    ParamTable stack = params_build_for(&c, 1);
+    if (!make_folders(in_out("stack"), &err)) die("%s", err.msg);
+    CHECK_OK(hf_folder_write(in_out("stack"), &c, &stack, &run, NULL, &err));
+    check_python("stack", "modeling_fox.py");
+    check_python("stack", "modeling_recurrent.py");
+    check_python("stack", "modeling_stack.py");
+    check_contains(in_out("stack/README.md"), "| layer types | `mamba2,attention:window=64` |", true);
+    params_free(&stack);
 }
 
 // Every file is there, the same in the next save, and what the run was.
@@ -268,7 +282,8 @@ static void test_auto_map(void) {
                                               {"deltanet", "modeling_recurrent", "DeltaNet"},
                                               {"gated-deltanet", "modeling_recurrent", "GatedDeltaNet"},
                                               {"hgrn2", "modeling_recurrent", "HGRN2"},
-                                              {"mamba2", "modeling_recurrent", "Mamba2"}};
+                                              {"mamba2", "modeling_recurrent", "Mamba2"},
+                                              {"fox-llama", "modeling_stack", "FoxStack"}};
     for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
         const size_t file = strlen(families[f][1]) + 1;
         Config c;
@@ -276,7 +291,12 @@ static void test_auto_map(void) {
         Json j;
         char name[64];
         snprintf(name, sizeof name, "%s-nano", families[f][0]);
-        CHECK(config_preset(&c, &recipe, name, &err) && config_write(&c, in_out("config.json"), &err) &&
+        CHECK(config_preset(&c, &recipe, name, &err), "%s", err.msg);
+        if (strstr(families[f][1], "stack"))
+            CHECK(config_set(&c, "test", "layer_types", "hgrn2,attention", &err) &&
+                      config_check(&c, "test", &err),
+                  "%s", err.msg);
+        CHECK(config_write(&c, in_out("config.json"), &err) &&
                   json_parse_file(&j, in_out("config.json"), &err),
               "%s", err.msg);
         const int map = json_get(&j, 0, "auto_map");

@@ -3,7 +3,7 @@
 scratch=build/test/headers
 . dev/test/check.sh
 mkdir -p "$scratch"
-make -s build/modeling_fox.h build/modeling_recurrent.h
+make -s build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
 
 warnings="-Wall -Wextra -Wshadow -Werror -fopenmp -D_GNU_SOURCE -fsyntax-only"
 # alone HEADER...: prints the first that the compiler says of each

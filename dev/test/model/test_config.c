@@ -307,6 +307,16 @@ static const KeyTest keys[] = {
     {"num_hidden_layers", "3", "0 1025 -1 0.5 null"},
     {"num_heads", "4", "0 1025 -1 null"},
     {"num_kv_heads", "1", "0 1025 -1 1.5 x"},
+    {"layer_types", "deltanet,gated_deltanet,mamba2,hgrn2,attention:window=64:rope",
+     "~ , deltanet, foo attention*0 attention*1025 mamba2*1e3,hgrn2*1e3 attention:window=-1 attention:window "
+     "mamba2:rope attention:windows=4 attention* *3"},
+    {"deltanet_num_heads", "4", "0 1025 -1 1.5"},
+    {"hgrn2_num_heads", "2", "0 1025 -1 1.5"},
+    {"mamba2_num_heads", "8", "0 1025 -1 1.5"},
+    {"mamba2_state_size", "64", "0 65537 -1 1.5"},
+    {"gated_deltanet_num_heads", "2", "0 1025 -1 1.5"},
+    {"gated_deltanet_head_dim", "64", "0 4097 -1 1.5"},
+    {"gated_deltanet_expand_v", "1", "0 17 -1 1.5"},
     {"hidden_act", "swish", "gelu ~"},
     {"window_size", "512", "-1 1.5 16777217 x ~ true"},
     {"max_position_embeddings", "null", "2048"},
@@ -479,8 +489,15 @@ static void check_initialization(void) {
 // Tests a key on `base`, and sets its value in `all`.
 static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
     Config c = *base;
+    const bool of_kind =
+        key->offset >= offsetof(Config, kind_heads) && key->offset <= offsetof(Config, kind_expand_v);
     CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
     if (key->type == KEY_ROPE) c.use_rope = true;
+    if (of_kind)
+        CHECK(config_set(&c, "--set", "layer_types", "deltanet,hgrn2,mamba2,gated_deltanet", &err), "%s",
+              err.msg);
+    if (key->type == KEY_LAYERS) c.num_hidden_layers = 7;
+    if (of_kind || key->type == KEY_LAYERS) CHECK(config_check(&c, "--set", &err), "%s", err.msg);
     const bool derived = key->offset == offsetof(Config, head_dim) && base->mixer != MIXER_GATED_DELTANET;
     bool fixed = key->bytes == 0 || derived; // one value
     CHECK(strcmp(key->name, test->name) == 0, "key %s is %s", test->name, key->name);
@@ -488,7 +505,7 @@ static void check_key(const KeyTest* test, const ConfigKey* key, const Config* b
     check_round_trip(&c, test->name);
     config_set(all, "--set", test->name, test->value, &err);
 
-    char bad[128], *rest = NULL;
+    char bad[256], *rest = NULL;
     snprintf(bad, sizeof bad, "%s", test->bad);
     for (char* value = strtok_r(bad, " ", &rest); value; value = strtok_r(NULL, " ", &rest)) {
         const char* text = strcmp(value, "~") == 0 ? "" : value;
@@ -517,6 +534,7 @@ static void check_keys(void) {
     const Config base = base_config();
     Config all = base;
     for (int i = 0; i < NUM_KEYS; i++) check_key(&keys[i], &config_keys[i], &base, &all);
+    all.num_hidden_layers = 5, all.num_kv_heads = 2;
     check_round_trip(&all, "all keys at once");
     CHECK(!config_set(&all, "--set", "hidden_sizes", "4", &err) && strstr(err.msg, "hidden_sizes"),
           "unknown key");
@@ -537,9 +555,12 @@ static void check_keys(void) {
 // Values that are valid alone but invalid together.
 static void check_impossible(void) {
     static const char* const cases[][2] = {
-        {"num_heads", "3"},      {"hidden_size", "126"},   {"num_kv_heads", "3"}, // head size 63 with RoPE
-        {"bos_token_id", "257"}, {"eos_token_id", "257"},  {"decay_time_min", "257"},
-        {"decay_time_max", "1"}, {"hidden_ratio", "0.01"}, // an MLP of width 0
+        {"num_heads", "3"},         {"hidden_size", "126"},
+        {"num_kv_heads", "3"}, // head size 63 with RoPE
+        {"bos_token_id", "257"},    {"eos_token_id", "257"},
+        {"decay_time_min", "257"},  {"mamba2_num_heads", "4"},
+        {"mamba2_state_size", "4"}, {"decay_time_max", "1"},
+        {"hidden_ratio", "0.01"}, // an MLP of width 0
     };
     for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
         Config c = base_config();
@@ -649,39 +670,6 @@ static void check_files(void) {
     CHECK(!config_write(&c, "build/test/nowhere/config.json", &err), "written into a missing folder");
 }
 
-// A LlamaForCausalLM's config.json, with other members; says: text of the error, NULL: accepted.
-static void check_llama(const char* members, const char* says, Config* c) {
-    char text[512];
-    snprintf(text, sizeof text,
-             "{\"model_type\": \"llama\", \"vocab_size\": 10, \"hidden_size\": 8, \"intermediate_size\": 24, "
-             "\"num_hidden_layers\": 1, \"hidden_act\": \"silu\", \"max_position_embeddings\": 2048%s}",
-             members);
-    write_text(config_path, text);
-    bool ok = config_read(c, folder, &err);
-    CHECK(ok == !says, "%s: %s", members, ok ? "is accepted" : err.msg);
-    CHECK(ok || (strstr(err.msg, says) && strstr(err.msg, "config.json")), "unclear: %s", err.msg);
-}
-
-static void check_llamas(void) {
-    Config c;
-    check_llama(", \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-5, "
-                "\"rope_theta\": 20000.0, \"head_dim\": 2",
-                NULL, &c);
-    CHECK(config_is_plain_transformer(&c) && c.num_heads == 4 && c.num_kv_heads == 2 && c.norm_eps == 1e-5 &&
-              c.rope_base == 20000 && config_mlp_size(&c) == 24,
-          "a Llama's config");
-    check_llama(", \"num_attention_heads\": 4, \"rope_parameters\": {\"rope_type\": \"default\", "
-                "\"rope_theta\": 1e6}",
-                NULL, &c);
-    CHECK(c.num_kv_heads == 0 && c.rope_base == 1e6 && c.norm_eps == 1e-6, "of transformers 5");
-    check_llama(", \"num_attention_heads\": 4", NULL, &c);
-    CHECK(c.rope_base == 10000, "its default base, not %g", c.rope_base);
-    check_llama("", "num_attention_heads is missing", &c);
-    check_llama(", \"num_attention_heads\": 4, \"attention_bias\": true", "attention_bias", &c);
-    check_llama(", \"num_attention_heads\": 4, \"head_dim\": 4", "heads of 4 channels", &c);
-    check_llama(", \"num_attention_heads\": 4, \"rms_norm_eps\": \"x\"", "rms_norm_eps", &c);
-}
-
 int main(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("config"));
     path_join(config_path, folder, "config.json");
@@ -695,6 +683,5 @@ int main(void) {
     check_recurrent_keys();
     check_impossible();
     check_files();
-    check_llamas();
     return test_report();
 }

@@ -137,6 +137,7 @@ static const Variant packed[] = {
     {"gated-deltanet document_reset=true vocab_size=6", 2, 9},
     {"hgrn2 document_reset=true vocab_size=5 use_lower_bound=true", 2, 9},
     {"mamba2 document_reset=true vocab_size=5 state_size=6", 2, 9},
+    {"fox-pro document_reset=true vocab_size=5 layer_types=deltanet,attention:window=3:rope", 2, 9},
 };
 enum { NUM_PACKED = (int)(sizeof packed / sizeof packed[0]) };
 

@@ -219,6 +219,14 @@ $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch/none|--
 $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch|--eval-requests $scratch: is not a regular file
 $tiny $batches --dry-run --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
 $tiny --set window_size=-1|--set: window_size=-1 is not a whole number
+--model mamba2-nano --set layer_types=attention|--set: no config key is called 'layer_types'
+$tiny --set layer_types=deltnet|--set: layer_types: no kind of layer is called 'deltnet' (is deltanet meant?): they are attention, deltanet, hgrn2
+$tiny --set layer_types=attention:windows=4|--set: layer_types: 'windows=4' of 'attention:windows=4' is none of attention's window=N, rope and norope
+$tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers is
+$tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 64 channels of the layers
+$tiny --set mamba2_num_heads=4|mamba2_num_heads: no layer is mamba2
+$tiny --set layer_types=mamba2 --sequence-ranks 2 --dry-run|--sequence-ranks 2: ranks cannot share the layers of a model with layer_types
+$tiny --set layer_types=mamba2 --dry-run --gpu H200|--gpu: the memory of FoxStackForCausalLM is planned by ./train_foxcu alone
 --model mamba2-nano --set window_size=9|--set: no config key is called 'window_size'
 $tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
 $tiny --set =1|--set =1: not of the form KEY=VALUE

@@ -309,6 +309,7 @@ static int test_model(void) {
     check_threads("gated-deltanet hidden_size=78 num_heads=3 head_dim=20");
     check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
     check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
+    check_threads("fox-pro layer_types=mamba2,attention hidden_size=78 num_heads=3 mamba2_state_size=20");
     omp_set_num_threads(1); // the models below are too small for threads to pay
     check_causality("fox-pro");
     check_causality("transformer-llama");
@@ -318,11 +319,14 @@ static int test_model(void) {
     check_causality("gated-deltanet");
     check_causality("hgrn2");
     check_causality("mamba2 state_size=6");
+    check_causality("fox-pro layer_types=hgrn2,attention:window=100 num_hidden_layers=3");
+    check_window("transformer-swa layer_types=attention:window=3,attention:window=2 window_size=4", 4);
     check_accumulation("fox-pro", 150);
     check_accumulation("deltanet", 70);
     check_accumulation("gated-deltanet", 70);
     check_accumulation("hgrn2 use_lower_bound=true", 70);
     check_accumulation("mamba2 state_size=6", 70);
+    check_accumulation("fox-pro layer_types=hgrn2,deltanet,attention num_hidden_layers=3", 70);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_linear_memory();
     check_grouped("fox-pro hidden_size=24 num_heads=6 num_kv_heads=2", 150);

@@ -470,6 +470,15 @@ interrupted() {
     done
 }
 
+# Layers of different kinds
+stack() {
+    local plain=$model
+    model="$model --set num_hidden_layers=3 --set layer_types=deltanet,attention:window=5,mamba2 --set mamba2_state_size=8"
+    numbers 1e-4 1 2 3
+    same_bytes $short "$scratch/numbers/1" "$scratch/numbers/alone"
+    model=$plain
+}
+
 # ----------------------------------------------------------------------------
 # Ranks 1 and 2 have a --out of their own, which stays empty.
 not_shared() {
@@ -513,4 +522,5 @@ not_finite
 full_disk
 interrupted
 not_shared
+stack
 report

@@ -70,6 +70,18 @@ same_bits() {
     check "the log" files same_steps "$scratch/stopped/log.jsonl" "$scratch/$long/log.jsonl"
 }
 
+# Layers of different kinds
+stack() {
+    local plain=$options
+    options="$options --set num_hidden_layers=4 --set layer_types=deltanet,attention:window=5:rope,mamba2,hgrn2
+        --set mamba2_state_size=8 --set document_reset=true"
+    check "a stack of layers" run $short "$scratch/stack"
+    check "stop" run $short "$scratch/stack_stopped" --max-steps 7
+    check "and go on" resume "$scratch/stack_stopped"
+    ends_same_as "$scratch/stack_stopped" "$scratch/stack"
+    options=$plain
+}
+
 # --eval-every changes no bit of what is learnt, also where the run is stopped and resumed, and a signal ends it within an
 # evaluation.
 evaluated() {
@@ -619,7 +631,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
         continue
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
-    for part in same_bits evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
+    for part in same_bits stack evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
         full_disk moved_away changed from_a_run rotations initialization tokenizers branches branches_refused spikes left_behind; do
         $part
     done

@@ -108,6 +108,18 @@ static const Variant variants[] = {
     {"mamba2 state_size=3 num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
     {"mamba2 state_size=7 num_heads=1 hidden_size=35 num_hidden_layers=1", 1, 101},
     {"mamba2 state_size=6", 1, 150},
+
+    // layers of different kinds: each recurrent one with attention, windows and RoPE of its own, none with attention
+    {"fox-pro layer_types=deltanet,attention,mamba2 num_hidden_layers=3 mamba2_state_size=6", 2, 9},
+    {"fox-pro layer_types=hgrn2*2,attention num_hidden_layers=4 hgrn2_num_heads=3", 2, 9},
+    {"fox-pro layer_types=gated_deltanet,attention gated_deltanet_num_heads=2 gated_deltanet_head_dim=6", 2,
+     9},
+    {"fox-llama layer_types=mamba2,attention:window=64:rope mamba2_state_size=6 mamba2_num_heads=3", 1, 150},
+    {"transformer-pro layer_types=attention:window=4:norope*2,attention num_hidden_layers=3", 2, 9},
+    {"transformer-swa layer_types=attention:window=5,attention:window=0 hidden_size=16 num_heads=4 "
+     "num_kv_heads=2",
+     1, 300},
+    {"transformer-llama layer_types=mamba2,deltanet mamba2_state_size=6 tie_word_embeddings=true", 2, 9},
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
 

@@ -4,6 +4,7 @@ model.safetensors:
 
     modeling_fox.py           the model in PyTorch (llmc/checkpoint/hf/), which config.json's auto_map names
     modeling_recurrent.py     with the recurrent baselines, which then auto_map names
+    modeling_stack.py         with layer_types, likewise
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
     tokenizer.json            where the tokenizer is known (tokenizer.h)
@@ -35,6 +36,10 @@ static const char hf_modeling_fox[] =
     ;
 static const char hf_modeling_recurrent[] =
 #include "../../../build/modeling_recurrent.h"
+    ;
+
+static const char hf_modeling_stack[] =
+#include "../../../build/modeling_stack.h"
     ;
 
 static inline bool hf_write_text(const char* folder, const char* name, const char* text, Error* err) {
@@ -99,13 +104,14 @@ static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
 // Writes the model card. t: NULL where the tokenizer is not known.
 static inline bool hf_write_card(const char* folder, const Config* c, const ParamTable* table, const HfRun* r,
                                  const HfTokenizer* t, Error* err) {
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], types[512];
     path_join(path, folder, "README.md");
     FILE* f = fopen(path, "wb");
     if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-    const char* kind = c->mixer != MIXER_ATTENTION ? config_class(c)->architecture
-                       : config_has_gate(c)        ? "Forgetting Transformer"
-                                                   : "Transformer";
+    const bool named = c->mixer != MIXER_ATTENTION || config_is_stack(c);
+    const char* kind = named                ? config_class(c)->architecture
+                       : config_has_gate(c) ? "Forgetting Transformer"
+                                            : "Transformer";
     fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\n");
     fprintf(f, "# license: yours to choose, with the rights in the data in mind\n---\n\n");
     fprintf(f, "# %s of %.3g M parameters\n\n", kind, (double)table->parameters / 1e6);
@@ -117,6 +123,8 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
             (long long)c->hidden_size);
     fprintf(f, "| heads | %lld of %s |\n", (long long)c->num_heads,
             counted(config_head_size(c), "channel").text);
+    layer_types_text(types, sizeof types, &c->layer_types);
+    if (config_is_stack(c)) fprintf(f, "| layer types | `%s` |\n", types);
     if (c->num_kv_heads) fprintf(f, "| heads of keys and values | %lld |\n", (long long)c->num_kv_heads);
     fprintf(f, "| MLP width | %lld |\n", (long long)config_mlp_size(c));
     fprintf(f, "| vocabulary | %s |\n", counted(c->vocab_size, "token").text);
@@ -141,8 +149,9 @@ static inline bool hf_folder_write(const char* folder, const Config* c, const Pa
                                    const HfRun* r, const HfTokenizer* t, Error* err) {
     if (t && !t->json) t = NULL;
     return hf_write_text(folder, "modeling_fox.py", hf_modeling_fox, err) &&
-           (c->mixer == MIXER_ATTENTION ||
+           ((c->mixer == MIXER_ATTENTION && !config_is_stack(c)) ||
             hf_write_text(folder, "modeling_recurrent.py", hf_modeling_recurrent, err)) &&
+           (!config_is_stack(c) || hf_write_text(folder, "modeling_stack.py", hf_modeling_stack, err)) &&
            hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, t, err) &&
            (!t || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
                    hf_write_text(folder, "tokenizer_config.json", t->config, err)));

@@ -480,10 +480,13 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.block_class(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.block(config, layer) for layer in range(config.num_hidden_layers))
         setattr(self, self.norm_name, RMSNorm(config.hidden_size, config.norm_eps))
         self.gradient_checkpointing = False
         self.post_init()
+
+    def block(self, config, layer):
+        return self.block_class(config)
 
     def get_input_embeddings(self):
         return self.embeddings

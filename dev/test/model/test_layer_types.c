@@ -1,0 +1,145 @@
+/*
+Tests stacks of layers of different kinds: llmc/config/layer_types.h, what config.h and config_file.h make of it, and the
+tables of their parameters.
+*/
+#include "../../../llmc/config/config_file.h"
+#include "../../../llmc/baselines/mixers.h"
+#include "../../../llmc/config/presets.h"
+#include "../check.h"
+
+static Error err;
+static char folder[PATH_LENGTH], config_path[PATH_LENGTH];
+
+static Config preset(const char* name) {
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
+    return c;
+}
+
+// Are their texts in config.json the same?
+static bool same_config(const Config* a, const Config* b) {
+    JsonWriter w = json_writer(0), other = json_writer(0);
+    config_put_all(a, &w), config_put_all(b, &other);
+    const bool same = strcmp(w.text, other.text) == 0;
+    json_writer_free(&w), json_writer_free(&other);
+    return same;
+}
+
+// Each layer's rows are its mixer's, with a fused projection of their own, and start as in its family's models.
+static void check_table(const Config* c, const char* name) {
+    ParamTable t = params_build(c);
+    int64_t numbers[NUM_MIXERS] = {0};
+    for (int r = 0; r < t.num_rows; r++) {
+        const Param* p = &t.rows[r];
+        for (int q = 0; q < r; q++)
+            CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
+        CHECK(p->layer >= 0 || p->init == INIT_ONE || p->init == INIT_NORMAL, "%s: %s", name, p->name);
+    }
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const LayerTable* layer = &t.by_layer[l];
+        Config of = layer->config;
+        of.layer_types.num_runs = 0;
+        of.num_hidden_layers = 1;
+        CHECK(layer->number == numbers[of.mixer]++, "%s: number of layer %lld", name, (long long)l);
+        ParamTable alone = params_build(&of); // a model of this layer
+        CHECK(layer->proj.rows == alone.by_layer[0].proj.rows &&
+                  layer->proj.first == alone.by_layer[0].proj.first,
+              "%s: projection of layer %lld", name, (long long)l);
+        for (int r = 0; r < alone.num_rows; r++) {
+            const Param* p = &alone.rows[r];
+            const Param* same = p->layer < 0 ? NULL : params_find(&t, p->kind, l);
+            if (p->kind < NUM_SHARED_KINDS || p->layer < 0) continue; // the MLP's are the stack's
+            CHECK(same && same->count == p->count && same->init == p->init && same->column == p->column,
+                  "%s: %s in layer %lld", name, p->name, (long long)l);
+        }
+        params_free(&alone);
+    }
+    params_free(&t);
+}
+
+static bool has_param(const Config* c, const char* name) {
+    ParamTable t = params_build(c);
+    bool found = false;
+    for (int r = 0; r < t.num_rows; r++) found = found || strcmp(t.rows[r].name, name) == 0;
+    params_free(&t);
+    return found;
+}
+
+// The pattern that config.json's list of layers is read back as, and their windows and RoPE.
+static void check_layer_types(void) {
+    static const struct {
+        const char *given, *read;
+        int64_t layers;
+    } cases[] = {
+        {"deltanet*3,attention", "deltanet*3,attention", 8},
+        {"deltanet,deltanet,deltanet*1,attention", "deltanet*3,attention", 6},
+        {"mamba2,hgrn2,mamba2,mamba2,hgrn2", "mamba2,hgrn2,mamba2", 5},
+        {"gated_deltanet*3,attention", "gated_deltanet*3,attention", 4},
+        {"mamba2,attention:rope:window=9,mamba2,attention:window=9:rope", "mamba2,attention:window=9:rope",
+         4},
+        {"attention:window=0,attention:norope", "attention:window=0,attention:norope", 4},
+        {"hgrn2", "hgrn2", 4},
+        {"attention*2", "", 4},
+        {"null", "", 4},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        Config c = preset("fox-pro-nano"), back;
+        char text[256];
+        c.num_hidden_layers = cases[i].layers;
+        CHECK(config_set(&c, "--set", "layer_types", cases[i].given, &err) && config_check(&c, "x", &err),
+              "%s", err.msg);
+        CHECK(config_write(&c, config_path, &err) && config_read(&back, folder, &err), "%s", err.msg);
+        layer_types_text(text, sizeof text, &back.layer_types);
+        CHECK(strcmp(text, cases[i].read) == 0 && same_config(&c, &back), "%s became %s", cases[i].given,
+              text);
+        CHECK(config_is_stack(&back) == (*cases[i].read != '\0'), "%s", cases[i].given);
+        check_table(&back, cases[i].given);
+    }
+    Config c = preset("transformer-swa-nano"); // 64 tokens
+    static const struct {
+        int64_t window;
+        bool rope;
+        MixerKind mixer;
+    } want[] = {{64, true, MIXER_ATTENTION},
+                {5, true, MIXER_ATTENTION},
+                {0, false, MIXER_ATTENTION},
+                {0, false, MIXER_MAMBA2}};
+    CHECK(config_set(&c, "--set", "layer_types",
+                     "attention,attention:window=5,attention:window=0:norope,mamba2", &err) &&
+              config_check(&c, "x", &err),
+          "%s", err.msg);
+    for (int64_t l = 0; l < 4; l++) {
+        const Config of = config_layer(&c, l);
+        CHECK(of.window_size == want[l].window && of.use_rope == want[l].rope && of.mixer == want[l].mixer,
+              "layer %lld", (long long)l);
+    }
+    CHECK(config_layers_of(&c, MIXER_ATTENTION) == 3 && c.kind_heads[MIXER_MAMBA2] == 4 &&
+              c.kind_state_size == 128,
+          "layers and heads of a stack");
+    CHECK(has_param(&c, "model.layers.3.mixer.A_log") && has_param(&c, "model.layers.3.attn_norm.weight") &&
+              has_param(&c, "model.layers.3.mlp.down_proj.weight"),
+          "names of a stack");
+    // the heads that a family has at the widths of its presets
+    for (int i = 0; i < NUM_FAMILIES * NUM_SIZES; i++) {
+        const Family* family = &config_families[i / NUM_SIZES];
+        const ModelShape* shape = &family->shapes[i % NUM_SIZES];
+        if (family->mixer != MIXER_ATTENTION)
+            CHECK(config_family_heads(family->mixer, shape->d) == shape->heads, "%s: heads at width %lld",
+                  family->name, (long long)shape->d);
+    }
+    static const char* const bad[] = {"deltanet*3,mamba2*2", "hgrn2*5"};
+    for (int i = 0; i < 2; i++) {
+        c = preset("fox-pro-nano");
+        CHECK(config_set(&c, "--set", "layer_types", bad[i], &err) && !config_check(&c, "x", &err) &&
+                  strstr(err.msg, "x: layer_types has 5 layers"),
+              "%s: %s", bad[i], err.msg);
+    }
+}
+
+int main(void) {
+    snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
+    path_join(config_path, folder, "config.json");
+    check_layer_types();
+    return test_report();
+}
