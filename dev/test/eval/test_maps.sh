@@ -54,7 +54,37 @@ check "a recurrent model" "$trainer" --model hgrn2-nano $tiny $batches --out "$s
 dies "--maps: the model of --init has no attention" "$trainer" --init "$scratch/hgrn2/step_00000000" \
     --maps "$scratch/prompt" --prompt x
 
+# pruning.py, on a GPU's trainer: a tenth of the length is skipped in layer 1, nothing in layer 0; acp is half as fast
+pruning() { python3 scripts/eval/pruning.py --init "$init" --val-data "$shards/text.bin" --out "$scratch/$1.json" "${@:2}"; }
+cat >"$scratch/fakecu" <<'END'
+#!/usr/bin/env python3
+import json, sys
+sys.stderr.write("" if "9999" not in sys.argv else "warning: x\nerror: --seq-len 9999: too long\n")
+options = dict(zip(sys.argv[1:], sys.argv[2:]))
+length, rule = int(options["--seq-len"]), options["--set"]
+if length == 9999:
+    sys.exit(1)
+pruned = None if "null" in rule else [0, length / 10 / 100]
+rate = {"log_pruning_tolerance=null": 10, "pruning_rule=ours": 40, "pruning_rule=acp": 20}[rule]
+json.dump({"pruned": pruned, "tokens_per_second": rate}, open(options["--eval"], "w"))
+END
+chmod +x "$scratch/fakecu"
+check "pruning on a GPU" pruning gpu --trainer "$scratch/fakecu" --lengths 100,200
+equals "ours 5.00 +- 5.00 10.00 +- 10.00 acp 5.00 +- 5.00 10.00 +- 10.00 none 10.00 10.00 ours 40.00 40.00 acp 20.00 20.00 \
+none 1.00 1.00 ours 4.00 4.00 acp 2.00 2.00" "$(grep -E '^(none|ours|acp)' "$scratch/stdout" | xargs)"
+cp "$scratch/gpu.json" "$scratch/gpu.before"
+check "again" pruning gpu --trainer "$scratch/fakecu" --lengths 100,200
+same "$scratch/gpu.json" "$scratch/gpu.before"
+dies "none, 9999 tokens: --seq-len 9999: too long" pruning gpu --trainer "$scratch/fakecu" --lengths 9999
+dies "was made with --trainer $scratch/fakecu" pruning gpu --trainer ./train_fox --lengths 100
+dies "--rules none: ours, acp or both" pruning none --rules none
+check "a model without gates" "$trainer" --model transformer-llama-nano $tiny $batches --out "$scratch/plain"
+dies "a model without forget gates" pruning none --init "$scratch/plain"
+
 if python3 -c 'import numpy, safetensors, matplotlib' 2>/dev/null; then
+    check "pruning" pruning cpu --trainer "$trainer" --lengths 150,200 --picture "$scratch/pruning.svg"
+    equals "ours acp" "$(grep -oE '^(ours|acp)' "$scratch/stdout" | xargs)"
+    check "its picture" grep -q 'length, tokens' "$scratch/pruning.svg"
     for name in prompt shards; do
         check "pictures of $name" python3 scripts/eval/maps.py "$scratch/$name" --out "$scratch/$name.svg" \
             --heads "$scratch/heads.svg"

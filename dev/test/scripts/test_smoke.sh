@@ -83,6 +83,7 @@ scripts/common.py            run python3 scripts/common.py
 scripts/eval/plots.py        in scripts/compare.py
 scripts/eval/fox.py          in dev/test/eval/test_eval.py
 scripts/eval/harness.py      in dev/test/eval/test_harness.py
+scripts/eval/pruning.py      in dev/test/eval/test_maps.sh
 scripts/eval/maps.py         run python3 scripts/eval/maps.py --help
 scripts/eval/needle.py       run python3 scripts/eval/needle.py --help
 scripts/eval/needle_text.py  run python3 scripts/eval/needle_text.py --help
