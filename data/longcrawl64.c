@@ -27,6 +27,7 @@ the trainers copy into checkpoints.
 #include "cache.h"
 #include "download.h"
 #include "mirror.h"
+#include "roll.h"
 #include "tokenizer_file.h"
 #include "verify.h"
 #include "zarr.h"
@@ -46,7 +47,7 @@ static const char SUMS_NAME[] = "SHA256SUMS";
 
 typedef struct {
     const char *source, *split, *out, *cache, *sums, *vocab;
-    int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
+    int64_t tokens, columns, roll, shard_tokens, jobs, tries, timeout;
     bool at_most, keep_cache, dry_run, version, help;
 } Options;
 
@@ -65,6 +66,8 @@ static const CliRow option_rows[] = {
      "GPT-2's vocab.bpe: also write PREFIX_tokenizer.json, for the trainer's checkpoints"},
     {CLI_COUNT, "columns", "D", offsetof(Options, columns), 16384, 1, INT32_MAX,
      "tokens of each document, from its start"},
+    {CLI_COUNT, "roll", "SEED", offsetof(Options, roll), -1, 0, 1LL << 62,
+     "rotate what is written of each document by an offset drawn from the seed, as --eval --roll does"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "tokens per shard, rounded down to whole rows of chunks [256Mi]"},
     {CLI_TEXT, "sha256sums", "FILE", offsetof(Options, sums), 0, 0, 0,
@@ -329,7 +332,8 @@ static bool make_plan(Work* w, Error* err) {
     }
     w->jobs = n * w->chunk_cols;
     w->fetched = (bool*)xcalloc((size_t)w->jobs, sizeof *w->fetched);
-    return true;
+    const bool begun = w->missing < w->documents * D;
+    return roll_record(o->out, w->shard_split, o->roll, begun, err);
 }
 
 // ----------------------------------------------------------------------------
@@ -499,6 +503,8 @@ static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err
     }
     for (int64_t r = 0; r < documents; r++) {
         for (int64_t k = 0; k < D; k++) out->tokens[k] = out->row[r * D + k];
+        if (w->options->roll >= 0)
+            roll_document(out->tokens, D, 0, documents_before(w, row) + r, w->options->roll);
         if (!shard_write(&out->writer, out->tokens, D, err)) return false;
     }
     return true;

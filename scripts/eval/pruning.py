@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from fox import Error, Parser, checkpoint, default_trainer, read_json, run
+from fox import Error, Parser, checkpoint, counted, default_trainer, read_json, run
 from samples import Samples, finish, numbers, training_length
 
 RULES = {"none": "log_pruning_tolerance=null", "ours": "pruning_rule=ours", "acp": "pruning_rule=acp"}
@@ -38,7 +38,7 @@ def ask(options, rule, length, *arguments):
         raise Error(f"--trainer {options.trainer}: cannot run: {e.strerror}")
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or ["error: no word"]
-        raise Error(f"{rule}, {length} tokens: {said[-1].removeprefix('error: ')}")
+        raise Error(f"{rule}, {counted(length, 'token')}: {said[-1].removeprefix('error: ')}")
 
 
 def measure(options, rule, length, folder):

@@ -81,6 +81,29 @@ train_is_right
 check "all shards complete" train $fixtures
 train_is_right
 
+# rolled: each document rotated, another one by another offset, the same after an interruption
+mv "$out" "$scratch/plain"
+fresh
+check "rolled" train $fixtures --roll 7
+mkdir "$scratch/rolled" && cp "$out"/*.bin "$scratch/rolled"
+check "rotations" python3 - "$scratch/plain" "$out" <<'END'
+import sys
+D, offsets = 16384, []
+for shard in "t_train_000000.bin", "t_train_000001.bin":
+    plain, rolled = (open(f"{folder}/{shard}", "rb").read()[1024:] for folder in sys.argv[1:])
+    assert len(plain) == len(rolled)
+    for i in range(0, len(plain), 2 * D):
+        offsets.append((2 * plain[i:i + 2 * D]).find(rolled[i:i + 2 * D]) // 2)
+assert len(set(offsets)) == 3 and min(offsets) > 0, offsets
+END
+rm "$out/t_train_000001.bin"
+dies "--roll: $out/t_train_*.bin were made with --roll 7; remove" train $fixtures
+dies "--roll: $out/t_train_*.bin were made with --roll 7; remove" train $fixtures --roll 8
+check "the second shard again" train $fixtures --roll 7
+for shard in "$scratch/rolled"/*; do same "$shard" "$out/${shard##*/}"; done
+dies "--roll: $scratch/plain/t_train_*.bin were made without it; remove" train $fixtures --roll 7 --out "$scratch/plain/t"
+dies "--roll -1: not a whole number from 0" train $fixtures --roll -1
+
 fresh # chunks of LongCrawl64's shape; the last row of chunks is not full
 heldout() { "$tool" --source $fixtures/ --split heldout --out "$out/h" "$@"; }
 check "chunks of 2048 x 2048" heldout --columns=4096 --tokens 8601600
