@@ -59,6 +59,8 @@ dev/study/paper_code.py in dev/test/study/report.py
 scripts/check.sh             in dev/test/scripts/test_check.sh
 scripts/setup.sh             in dev/test/scripts/test_check.sh
 scripts/shell/help.sh        here
+scripts/shell/figure.sh      in scripts/sweep/lengths.sh
+scripts/shell/trainer.sh     in scripts/sweep.sh
 scripts/quickstart.sh        here
 scripts/gpu_quickstart.sh    here
 scripts/longcrawl64.sh       in dev/test/scripts/test_recipes.sh
