@@ -66,11 +66,6 @@ __global__ static void __launch_bounds__(256)
     if (!stats->finite) return;
     ParamChunk chunk = chunks[blockIdx.x];
     if (!chunk.trainable) return copy_chunk(t, chunk); // exchange_begin_update has zeroed its copy in fp32
-    if (stats->skipped) {
-        for_chunk(
-            chunk, [&](int64_t i) { store16(t.grads + i, Pack4{}); }, [&](int64_t i) { t.grads[i] = 0; });
-        return copy_chunk(t, chunk);
-    }
     float keep = a.keep[chunk.decays], grad_scale = stats->grad_scale;
     int64_t shift = chunk.local - chunk.begin; // a multiple of 4
     for_chunk(
@@ -93,6 +88,17 @@ __global__ static void __launch_bounds__(256)
         });
 }
 
+// In place of adamw_kernel where the step is left out: a kernel of its own, whose registers that one does not need.
+__global__ static void __launch_bounds__(256)
+    skip_kernel(const __grid_constant__ AdamWTensors t, const ParamChunk* chunks, const StepStats* stats) {
+    if (!stats->skipped) return;
+    ParamChunk chunk = chunks[blockIdx.x];
+    copy_chunk(t, chunk);
+    if (chunk.trainable)
+        for_chunk(
+            chunk, [&](int64_t i) { store16(t.grads + i, Pack4{}); }, [&](int64_t i) { t.grads[i] = 0; });
+}
+
 // One step on the trainable chunks. Nothing changes, not even the gradients, where stats say that the step is
 // not finite; of a step that is left out gradients are zeroed alone.
 static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* chunks,
@@ -106,6 +112,8 @@ static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* 
     a.root = (float)(1 / sqrt(1 - pow(p->beta2, (double)p->step)));
     a.keep[0] = 1, a.keep[1] = (float)(1 - p->lr * p->weight_decay);
     CUDA_LAUNCH(adamw_kernel, chunks->count, 256, stream, *tensors, chunks->chunks, stats, a);
+    if (p->spike_norm > 0)
+        CUDA_LAUNCH(skip_kernel, chunks->count, 256, stream, *tensors, chunks->chunks, stats);
 }
 
 // ----------------------------------------------------------------------------

@@ -26,8 +26,8 @@ typedef struct {
     StepSums own, all; // of this rank, and of all ranks
     double norm;       // of the gradient of the mean loss over the targets that count
     float grad_scale;  // AdamW multiplies the gradient by it: makes it that of the mean, clipped
-    int32_t finite;    // 0: the step is not valid, and AdamW changes nothing
-    int32_t skipped;   // 1: a spike, of which AdamW zeroes the gradients alone
+    int32_t finite;    // 0: the step is not valid, or left out, and AdamW changes nothing
+    int32_t skipped;   // 1: a spike is left out, and its gradients are zeroed
     int32_t fp8_saturated[FP8_DELAYED]; // inputs and gradients with values out of FP8's range (fp8_state.cuh)
 } StepStats;
 
@@ -169,8 +169,9 @@ __global__ static void finish_kernel(StepStats* stats, double clip, double spike
     double scale = votes.targets == votes.tokens ? 1 : empty ? 0 : votes.tokens / votes.targets;
     double norm = scale * sqrt(stats->all.squares);
     stats->norm = norm;
-    stats->finite = isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19;
-    stats->skipped = spike_norm > 0 && norm > spike_norm;
+    const bool valid = isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19;
+    stats->skipped = valid && spike_norm > 0 && norm > spike_norm;
+    stats->finite = valid && !stats->skipped;
     stats->grad_scale = (float)(scale * (clip > 0 && norm > clip ? clip / norm : 1));
 }
 
