@@ -15,7 +15,6 @@
 # (out/speedrun). Arguments are options of the trainer, and win: say so where you paste the table. The same command goes on
 # after an interruption.
 . "$(dirname "$0")/shell/help.sh"
-. "$(dirname "$0")/shell/trainer.sh"
 set -eu
 SIZE=${SIZE:-study} OUT=${OUT:-out/speedrun${SIZE#study}}
 case $SIZE in
@@ -24,8 +23,9 @@ study)
     shape="--set num_hidden_layers=8 --set hidden_size=512 --set num_heads=8 --seq-len 16384 --batch-tokens 64Ki
         --max-tokens 256Mi --warmup-tokens 16Mi --val-every 128 --val-tokens 2Mi --save-every 1024 --log-every 64"
     rate="--lr 5e-4" baseline_rate="--lr 1e-3"
+    "${0%/*}/check.sh" need gpu
     make train_foxcu data/text_to_shards data/ids_to_shards
-    choose_trainer
+    TRAINER=${TRAINER:-./train_foxcu}
     make_corpus() { dev/study/corpus/corpus.sh "$CORPUS.files" "$CORPUS"; }
     ;;
 nano)
@@ -42,8 +42,8 @@ nano)
 esac
 check_options "$TRAINER" "$@"
 [ -f "${CORPUS}_train_000000.bin" ] || make_corpus
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-${GPUS:-0}}
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%[ ,]*}
+first=${CUDA_VISIBLE_DEVICES:-0} # one GPU
+export CUDA_VISIBLE_DEVICES=${first%%,*}
 for family in fox-pro transformer-pro; do
     "$TRAINER" --model $family-$preset $shape $rate --shuffle --seed "${SEED:-1}" --keep 1 --data "${CORPUS}_train_*.bin" \
         --val-data "${CORPUS}_val_*.bin" --out "$OUT/$family" --resume "$@"
