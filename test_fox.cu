@@ -252,6 +252,7 @@ static void check_variant(const char* spec, int64_t B, int64_t T) {
 // One small model of each recurrent family
 static const char* const RECURRENT_MODELS[] = {
     "deltanet hidden_size=256 intermediate_size=72 vocab_size=257",
+    "gated-deltanet head_dim=128 hidden_size=256 intermediate_size=72 vocab_size=257",
     "hgrn2 use_lower_bound=true hidden_size=256 intermediate_size=72 vocab_size=257",
     "mamba2 state_size=128 hidden_size=64 vocab_size=257"};
 
@@ -263,6 +264,7 @@ static void test_fixtures(void) {
     check_fixture("fox-pro-dh128");
     check_fixture("fox-pro-grouped-dh64");
     check_fixture("deltanet-dh128");
+    check_fixture("gated-deltanet-dh128");
     check_fixture("hgrn2-dh128");
     check_fixture("mamba2-head64");
 }
@@ -337,6 +339,8 @@ static void test_quick(void) {
     // change by 2^-8 change it by 3.4%
     for (const char* spec :
          {"deltanet document_reset=true hidden_size=256 intermediate_size=72 vocab_size=23",
+          "gated-deltanet document_reset=true head_dim=128 hidden_size=256 intermediate_size=72 "
+          "vocab_size=23",
           "hgrn2 document_reset=true hidden_size=256 intermediate_size=72 vocab_size=23",
           "mamba2 document_reset=true state_size=128 num_heads=8 hidden_size=256 vocab_size=23"})
         check_variant(spec, 1, 150);
@@ -429,6 +433,7 @@ static void check_training(const char* preset, int steps, double fraction, bool 
 // loss by at most 2.3e-3 in 8 steps, and by 1.1e-2 in 14, as on an H200. DeltaNet follows for 28 steps.
 static void test_training(void) {
     check_training("deltanet-micro", 12, 0.9, false);
+    check_training("gated-deltanet-micro", 8, 0.9, false);
     // not hgrn2-nano: it has one head, and errors of 2^-9 in its weights move its gradient's norm by 30%
     check_training("hgrn2-micro", 8, 0.9, false);
     check_training("mamba2-micro", 8, 0.9, false);

@@ -1,5 +1,5 @@
 /*
-Times of the scan kernels of DeltaNet and Mamba-2 at the shapes of the 760m models, each phase beside its
+Times of the scan kernels of DeltaNet, Gated DeltaNet and Mamba-2 at the shapes of the 760m models, each phase beside its
 floor: the larger of its bytes at 4.0 TB/s and its GEMMs' operations at 700 TFLOP/s. Bytes: each input read
 once, each output written once, also where that is a tensor between the kernels. Operations: those that the
 formulas need; what is computed above a diagonal is left out.
@@ -44,10 +44,12 @@ static void print_phases(const char* title, const std::vector<Phase>& phases) {
 }
 
 // Inputs of a layer: rows of the mixers' projections, as the models have them
-static void set_inputs(int64_t B, int64_t T, int NH, int V) {
-    bool is_delta = V == DELTA_D;
-    int64_t d = (int64_t)NH * V, row = is_delta ? d : d + 256, n = B * T;
-    shape = {B, T, NH, 128, V, row, is_delta ? 128 : 0, is_delta ? 3 * d : d, is_delta ? 0.0884f : 1.0f};
+static void set_inputs(int64_t B, int64_t T, int NH, int V, bool decays = false) {
+    bool is_delta = V >= DELTA_D;
+    int64_t d = (int64_t)NH * V, row = is_delta ? (int64_t)NH * DELTA_D : d + 256, n = B * T;
+    shape = {
+        B, T, NH, 128, V, row, is_delta ? 128 : 0, is_delta ? 2 * row + d : d, is_delta ? 0.0884f : 1.0f};
+    shape.decays = decays;
     bf16* keys = random_array<bf16>(2 * n * row, 0.0884f);
     scan = {};
     scan.q = keys, scan.k = keys + n * row, scan.v = random_array<bf16>(n * shape.value_row, 1);
@@ -58,6 +60,12 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     for (float& x : host) x = is_delta ? fabsf(x) : -fabsf(x);
     CUDA_CHECK(cudaMemcpy(gate, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
     (is_delta ? scan.beta : scan.log_decay) = gate;
+    if (decays) {
+        for (float& x : host) x *= -0.1f;
+        float* log_decay = random_array<float>(n * NH, 1);
+        CUDA_CHECK(cudaMemcpy(log_decay, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
+        scan.log_decay = log_decay;
+    }
     if (!is_delta) scan.skip = random_array<float>(n * NH, 100);
     scan.saved = device_array<char>((int64_t)scan_saved_bytes(&shape));
     scan.scratch = device_array<char>((int64_t)scan_scratch_bytes(&shape, true));
@@ -115,22 +123,27 @@ static void bench_decay(int64_t B, int64_t T, int NH) {
     free_inputs();
 }
 
-static void bench_delta(int64_t B, int64_t T, int NH) {
-    set_inputs(B, T, NH, DELTA_D);
-    double n = (double)(B * T), x = n * NH * DELTA_D * 2, states = n / DELTA_CHUNK * NH * DELTA_STATE * 2;
-    double state_gemm = 2 * n * NH * DELTA_STATE, pair_gemm = n * NH * DELTA_CHUNK * DELTA_D, t = x / 2;
+static void bench_delta(int64_t B, int64_t T, int NH, int slices, bool decays) {
+    set_inputs(B, T, NH, slices * DELTA_D, decays);
+    // x: bytes of keys, v of values; a pair_gemm has one of either width
+    double n = (double)(B * T), x = n * NH * DELTA_D * 2, v = slices * x, t = x / 2;
+    double states = slices * n / DELTA_CHUNK * NH * DELTA_STATE * 2,
+           state_gemm = slices * 2 * n * NH * DELTA_STATE;
+    double pair_gemm = n * NH * DELTA_CHUNK * DELTA_D, v_gemm = slices * pair_gemm;
     print_phases(
-        "DeltaNet",
+        decays ? "Gated DeltaNet" : "DeltaNet",
         {
-            {"prepare", 4 * x + t, 3 * pair_gemm, [] { delta_rule_prepare(&delta, &scan, &shape, 0); }},
-            {"states", 4 * x + states, 2 * state_gemm,
+            {"prepare", 2 * x + 2 * v + t, 2 * pair_gemm + v_gemm,
+             [] { delta_rule_prepare(&delta, &scan, &shape, 0); }},
+            {"states", 2 * x + 2 * v + states, 2 * state_gemm,
              [] { delta_rule_states(&delta, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
-            {"output", 4 * x + states, state_gemm + 2 * pair_gemm,
+            {"output", 2 * x + 2 * v + states, state_gemm + pair_gemm + v_gemm,
              [] { delta_rule_output(out, &delta, &scan, &shape, 0); }},
-            {"P^T dO", 4 * x, 2 * pair_gemm, [] { delta_rule_y(&delta, &scan, gradients.dout, &shape, 0); }},
-            {"dstates", 6 * x + states, 3 * state_gemm,
+            {"P^T dO", 2 * x + 2 * v, pair_gemm + v_gemm,
+             [] { delta_rule_y(&delta, &scan, gradients.dout, &shape, 0); }},
+            {"dstates", 3 * x + 3 * v + states, 3 * state_gemm,
              [] { delta_rule_states(&delta, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
-            {"gradients", 9 * x + t + 2 * states, 3 * state_gemm + 7 * pair_gemm,
+            {"gradients", 4 * x + 5 * v + t + 2 * states, 3 * state_gemm + 4 * pair_gemm + 3 * v_gemm,
              [] { delta_rule_gradients(&delta, &gradients, &scan, &shape, 0); }},
             {"forward", 0, 0, [] { scan_forward(out, &scan, &shape, 0); }},
             {"backward", 0, 0, [] { backward(false); }},
@@ -144,6 +157,7 @@ int main(int argc, char** argv) {
     Device device = device_open(0);
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
     bench_decay(1, T, 48);
-    bench_delta(1, T, 12);
+    bench_delta(1, T, 12, 1, false);
+    bench_delta(1, T, 9, 2, true);
     return EXIT_SUCCESS;
 }

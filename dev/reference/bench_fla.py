@@ -3,7 +3,7 @@ Forward and backward passes of the recurrent baselines by flash-linear-attention
 the trainer's: the comparison in dev/SPEED.md. compare_fla.py compares their results.
 
     pip install flash-linear-attention mamba-ssm causal-conv1d      # the last two for Mamba-2 alone
-    python dev/reference/bench_fla.py --family mamba2 hgrn2 deltanet [--compile] [--program ./train_foxcu]
+    python dev/reference/bench_fla.py --family mamba2 hgrn2 deltanet gated-deltanet [--compile] [--program ./train_foxcu]
 
 Weights and tokens are random; matrices and activations are bf16, nothing is recomputed but what
 flash-linear-attention always recomputes, and no optimizer runs. Its vocabulary has 50304 entries, for an
@@ -50,6 +50,8 @@ def fla_model(config):
         model = models.Mamba2ForCausalLM(models.Mamba2Config(**keys))
         # Training needs causal-conv1d. Without it: the path of evaluation, with a Triton convolution.
         model.train(importlib.util.find_spec("causal_conv1d_cuda") is not None)
+    elif "allow_neg_eigval" in keys:
+        model = models.GatedDeltaNetForCausalLM(models.GatedDeltaNetConfig(**keys))
     elif "expand_ratio" in keys:
         model = models.HGRN2ForCausalLM(models.HGRN2Config(**keys))
     else:

@@ -1,7 +1,7 @@
 """
 Compares the errors of the GPU trainer with those of flash-linear-attention's models, relative to float64.
 
-    python dev/reference/compare_fla.py --family mamba2 hgrn2 hgrn2-lower-bound deltanet
+    python dev/reference/compare_fla.py --family mamba2 hgrn2 hgrn2-lower-bound deltanet gated-deltanet
 
 The trainer (with --dump), flash-linear-attention in bf16 and recurrent.py in float64 run one forward and
 backward pass on the same weights, which bf16 holds exactly, and tokens. The error of a tensor is
@@ -58,7 +58,7 @@ def fla_names(weights, has_bound):
     """Our tensors under flash-linear-attention's names, which keeps gate and up projection apart."""
     result = {}
     for name, x in weights.items():
-        if name.endswith("mlp.gate_proj.weight"):
+        if name.endswith("mlp.gate_proj.weight") and name.replace("gate", "up") not in weights:
             result[name], result[name.replace("gate", "up")] = x.chunk(2)
         elif has_bound or not name.endswith("lower_bounds"):
             result[name] = x
@@ -96,7 +96,8 @@ def run_fla(folder, tokens, targets):
     with tokens.device:
         model = fla_model(config)
     model.load_state_dict(fla_names(load_file(folder / "model.safetensors"), config.get("use_lower_bound")))
-    return our_names(run_model(model, model(tokens, use_cache=False).logits.float(), targets))
+    result = run_model(model, model(tokens, use_cache=False).logits.float(), targets)
+    return result if config["model_type"] == "gated_deltanet" else our_names(result)
 
 
 # ----------------------------------------------------------------------------

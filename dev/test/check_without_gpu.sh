@@ -67,7 +67,7 @@ dies "--fp8: A100 has compute capability 8.0, and FP8 begins with 8.9" \
 dies "--fp8: Mamba2ForCausalLM has no GEMMs in FP8" "$trainer" --dry-run --model mamba2-125m --fp8
 dies "--attention cudnn: these kernels have no document_reset: use --attention fox" \
     "$trainer" --dry-run --model transformer-pro-125m --set document_reset=true --attention cudnn
-for model in fox-pro transformer-pro deltanet hgrn2 mamba2; do
+for model in fox-pro transformer-pro deltanet gated-deltanet hgrn2 mamba2; do
     check "$model, packed documents" "$trainer" --dry-run --model $model-125m --set document_reset=true
 done
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
@@ -80,5 +80,9 @@ said "780113664"
 check "--dry-run hgrn2" "$trainer" --dry-run --model hgrn2-760m --gpu H100
 said "756820992"
 dies "heads of 128 channels, not 64" "$trainer" --dry-run --model deltanet-125m --set num_heads=12
+check "--dry-run gated-deltanet" "$trainer" --dry-run --model gated-deltanet-760m
+said "771867258"
+dies "heads of 128 keys, not 256: use ./train_fox" "$trainer" --dry-run --model gated-deltanet-125m --set head_dim=256
+dies "heads of 128 or 256 values, not 512" "$trainer" --dry-run --model gated-deltanet-125m --set expand_v=4
 dies "--attention cudnn: Mamba2ForCausalLM has no attention" "$trainer" --dry-run --model mamba2-125m --attention cudnn
 report

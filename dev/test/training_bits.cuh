@@ -98,6 +98,8 @@ static void test_streams(void) {
           "transformer-pro document_reset=true qk_norm_share_param_across_head=true hidden_size=512 "
           "num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
           "deltanet hidden_size=512 num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+          "gated-deltanet head_dim=128 hidden_size=512 num_heads=3 intermediate_size=1408 vocab_size=257 "
+          "num_hidden_layers=3",
           "hgrn2 hidden_size=512 num_heads=4 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
           "mamba2 state_size=128 hidden_size=512 num_heads=16 vocab_size=257 num_hidden_layers=3"})
         check_streams(spec);

@@ -1,6 +1,6 @@
 /*
-Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate); each of them
-optional.
+Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate) or silu(gate); each of
+them optional.
 
     o, y, and their gradients dout, dy   bf16 [B, T, NH, dh]
     gate, dgate                          columns of proj and dproj, bf16 [B, T, row_stride]
@@ -24,6 +24,7 @@ typedef struct {
     float* delta;       // [B, NH, T], written by the backward pass unless NULL
     double eps;         // of the norm
     bool shared;        // weight is [dh], the same for all heads
+    bool silu;          // the gate is silu, not sigmoid, of its logits; without FP8
     Fp8Tensor y8;       // y of the forward pass in E4M3
     Fp8Tensor dgate8;   // dgate in E5M2
 } OutputGate;
@@ -65,6 +66,7 @@ struct OutputGateToken {
 
 // One token's eight channels of a head, in place: o becomes y. Returns the norm's rstd. Called by all lanes
 // of a warp.
+template <bool SILU = false>
 __device__ static __forceinline__ float output_gate_token(float x[8], const OutputGate& p, float eps,
                                                           const Raw8& logits, const Raw8& weight,
                                                           const HeadThread& me) {
@@ -72,11 +74,11 @@ __device__ static __forceinline__ float output_gate_token(float x[8], const Outp
     unpack8(logit, logits);
     if (p.weight) rstd = head_norm_forward(x, weight, eps, me);
     if (p.gate)
-        for (int j = 0; j < 8; j++) x[j] *= sigmoidf(logit[j]);
+        for (int j = 0; j < 8; j++) x[j] *= (SILU ? logit[j] : 1) * sigmoidf(logit[j]);
     return rstd;
 }
 
-template <Fp8Format F>
+template <Fp8Format F, bool SILU>
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
     kernel_wait();
@@ -99,7 +101,7 @@ __global__ static void __launch_bounds__(256)
         if (i >= left) break;
         float x[8];
         unpack8(x, in[i]);
-        float rstd = output_gate_token(x, p, a.eps, logits[i], w, me);
+        float rstd = output_gate_token<SILU>(x, p, a.eps, logits[i], w, me);
         if (p.weight && me.active && me.channel == 0) p.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         if (me.active && !quantized.alone()) store16_once(y + at + i * d, pack8(x));
         if (me.active) quantized.store(at + i * d, pack8(x));
@@ -115,13 +117,15 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
     OutputGateArgs a = output_gate_args(gate, shape);
     a.gate.y8.alone |= !y;
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    auto kernel = gate->y8.data ? output_gate_forward_kernel<FP8_E4M3> : output_gate_forward_kernel<FP8_NONE>;
+    auto kernel = gate->silu      ? output_gate_forward_kernel<FP8_NONE, true>
+                  : gate->y8.data ? output_gate_forward_kernel<FP8_E4M3, false>
+                                  : output_gate_forward_kernel<FP8_NONE, false>;
     launch_after(kernel, grid, heads.threads, 0, stream, y, o, a);
 }
 
 // ----------------------------------------------------------------------------
 
-template <Fp8Format F>
+template <Fp8Format F, bool SILU>
 __global__ static void __launch_bounds__(256, 3)
     output_gate_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                 const __grid_constant__ OutputGateArgs a, float* partial) {
@@ -161,6 +165,13 @@ __global__ static void __launch_bounds__(256, 3)
             unpack8(logits, token.logits);
             for (int i = 0; i < 8; i++) {
                 float sig = sigmoidf(logits[i]);
+                if (SILU) {
+                    const float open = logits[i] * sig;
+                    logits[i] = g[i] * normed[i] * (sig + open * (1 - sig));
+                    g[i] *= open;
+                    normed[i] *= open;
+                    continue;
+                }
                 g[i] *= sig;
                 logits[i] = g[i] * normed[i] * (1 - sig); // gradient of the logit
                 normed[i] *= sig;
@@ -193,8 +204,9 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     Range range("output norm and gate", RANGE_BACKWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
-    auto kernel =
-        gate->dgate8.data ? output_gate_backward_kernel<FP8_E5M2> : output_gate_backward_kernel<FP8_NONE>;
+    auto kernel = gate->silu          ? output_gate_backward_kernel<FP8_NONE, true>
+                  : gate->dgate8.data ? output_gate_backward_kernel<FP8_E5M2, false>
+                                      : output_gate_backward_kernel<FP8_NONE, false>;
     int64_t groups = resident_groups(kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
     launch_after(kernel, grid, heads.threads, 0, stream, dout, y, dy, o, a, partial.sums);

@@ -70,7 +70,7 @@ struct PlainHead {
     float scale;
     vector<int64_t> begins; // of the chunks, and T
     Matrix q, k, v, dout, o, dq, dk, dv, state;
-    vector<float> log_decay, beta, skip, dlog_decay, dbeta; // log_decay or beta is empty
+    vector<float> log_decay, beta, skip, dlog_decay, dbeta; // log_decay or beta may be empty
     PlainHead(int64_t t, int64_t K_, int64_t V_, float s, int64_t split_)
         : T(t), K(K_), V(V_), split(split_), scale(s), q(t, K_), k(t, K_), v(t, V_), dout(t, V_), o(t, V_),
           dq(t, K_), dk(t, K_), dv(t, V_), state(K_, V_), dlog_decay((size_t)t), dbeta((size_t)t) {
@@ -108,7 +108,8 @@ struct PlainHead {
     Decays decays(int64_t c, int64_t n) const {
         vector<float> b((size_t)n);
         float total = 0;
-        for (int64_t i = 0; i < n; i++) b[(size_t)i] = total += log_decay[(size_t)(begin(c) + i)];
+        for (int64_t i = 0; i < n; i++)
+            b[(size_t)i] = total += log_decay.empty() ? 0 : log_decay[(size_t)(begin(c) + i)];
         Decays d = {b, b, expf(total), Matrix(n, n)};
         for (float& x : d.from_start) x = expf(x);
         for (float& x : d.to_end) x = expf(total - x);
@@ -176,21 +177,28 @@ struct PlainHead {
         return X;
     }
     struct DeltaChunk {
-        Matrix Q, K, V, P, KK, T, W, U;
-        vector<float> beta;
+        Matrix Q, K, V, P, A, T, W, U;  // A: strictly lower, with decays as P
+        vector<float> beta, beta_since; // the second times e^b
+        Decays d;
         static DeltaChunk of(const PlainHead& h, int64_t c) {
             Matrix Q = h.part(h.q, c), K = h.part(h.k, c), V = h.part(h.v, c);
             vector<float> beta(h.beta.begin() + h.begin(c), h.beta.begin() + h.begin(c + 1));
-            Matrix KK = gemm(K, K.transposed()), T = inverse(KK.rows_times(beta).lower(false));
+            Decays d = h.decays(c, Q.rows);
+            vector<float> since = beta;
+            for (size_t i = 0; i < beta.size(); i++) since[i] *= d.from_start[i];
+            Matrix A = elementwise(gemm(K, K.transposed()).lower(false), d.between).rows_times(beta),
+                   T = inverse(A);
             return {Q,
                     K,
                     V,
-                    gemm(Q, K.transposed()).lower(true),
-                    KK,
+                    elementwise(gemm(Q, K.transposed()), d.between),
+                    A,
                     T,
-                    gemm(T, K.rows_times(beta)),
+                    gemm(T, K.rows_times(since)),
                     gemm(T, V.rows_times(beta)),
-                    beta};
+                    beta,
+                    since,
+                    d};
         }
     };
     void run_delta() {
@@ -200,8 +208,8 @@ struct PlainHead {
             DeltaChunk x = DeltaChunk::of(*this, c);
             states.push_back(S);
             Matrix values = difference(x.U.bf16s(), gemm(x.W, S));
-            set(o, c, sum(gemm(x.Q, S), gemm(x.P, values)).times(scale).bf16s());
-            S = sum(S, gemm(x.K.transposed(), values));
+            set(o, c, sum(gemm(x.Q, S).rows_times(x.d.from_start), gemm(x.P, values)).times(scale).bf16s());
+            S = sum(S.times(x.d.all), gemm(x.K.rows_times(x.d.to_end).transposed(), values));
         }
         state = S;
         if (split) return;
@@ -209,23 +217,32 @@ struct PlainHead {
             DeltaChunk x = DeltaChunk::of(*this, c);
             const Matrix& S0 = states[(size_t)c];
             Matrix dO = part(dout, c), values = difference(x.U.bf16s(), gemm(x.W, S0));
-            Matrix dvalues = sum(gemm(x.P.transposed(), dO), gemm(x.K, dS));
-            Matrix dP = gemm(dO, values.transposed()).lower(true),
+            Matrix dvalues = sum(gemm(x.P.transposed(), dO), gemm(x.K, dS).rows_times(x.d.to_end));
+            Matrix pairs = gemm(dO, values.transposed()), dP = elementwise(pairs, x.d.between),
                    dW = gemm(dvalues, S0.transposed()).times(-1);
             Matrix dT = sum(gemm(dvalues, x.V.rows_times(x.beta).transposed()),
-                            gemm(dW, x.K.rows_times(x.beta).transposed()));
+                            gemm(dW, x.K.rows_times(x.beta_since).transposed()));
             Matrix dA = gemm(gemm(x.T.transposed(), dT), x.T.transposed()).lower(false).times(-1);
             Matrix dbeta_k = gemm(x.T.transposed(), dW), dbeta_v = gemm(x.T.transposed(), dvalues);
-            Matrix dB = dA.rows_times(x.beta);
-            set(dq, c, sum(gemm(dO, S0.transposed()), gemm(dP, x.K)).times(scale).bf16s());
+            Matrix dB = elementwise(dA, x.d.between).rows_times(x.beta);
+            Matrix read = gemm(dO, S0.transposed()).rows_times(x.d.from_start);
+            set(dq, c, sum(read, gemm(dP, x.K)).times(scale).bf16s());
             set(dv, c, dbeta_v.rows_times(x.beta).times(scale).bf16s());
-            Matrix own = sum(gemm(dP.transposed(), x.Q), gemm(values, dS.transposed()));
+            Matrix later = gemm(values, dS.transposed()).rows_times(x.d.to_end);
+            Matrix own = sum(gemm(dP.transposed(), x.Q), later), through_w = dbeta_k.rows_times(x.beta_since);
             Matrix through_a = sum(gemm(dB, x.K), gemm(dB.transposed(), x.K));
-            set(dk, c, sum(sum(own, through_a), dbeta_k.rows_times(x.beta)).times(scale).bf16s());
-            vector<float> a = row_sums(elementwise(dbeta_v, x.V)), b = row_sums(elementwise(dbeta_k, x.K)),
-                          e = row_sums(elementwise(dA, x.KK));
-            for (size_t i = 0; i < a.size(); i++) dbeta[(size_t)begin(c) + i] = scale * (a[i] + b[i] + e[i]);
-            dS = difference(sum(dS, gemm(x.Q.transposed(), dO)), gemm(x.W.transposed(), dvalues));
+            set(dk, c, sum(sum(own, through_a), through_w).times(scale).bf16s());
+            Matrix dAA = elementwise(dA, x.A);
+            vector<float> a = row_sums(elementwise(dbeta_v, x.V)),
+                          b = row_sums(elementwise(dbeta_k, x.K.rows_times(x.d.from_start))),
+                          e = row_sums(dAA);
+            for (size_t i = 0; i < a.size(); i++)
+                dbeta[(size_t)begin(c) + i] = scale * (a[i] + b[i] + (x.beta[i] > 0 ? e[i] / x.beta[i] : 0));
+            decay_gradient(c, sum(elementwise(x.P.bf16s(), pairs), dAA),
+                           row_sums(sum(elementwise(read, x.Q), elementwise(through_w, x.K))),
+                           row_sums(elementwise(later, x.K)), elementwise(S0.bf16s(), dS.bf16s()), x.d.all);
+            dS = difference(sum(dS.times(x.d.all), gemm(x.Q.rows_times(x.d.from_start).transposed(), dO)),
+                            gemm(x.W.transposed(), dvalues));
         }
     }
 };

@@ -1,10 +1,10 @@
-// The scans of Mamba-2 and DeltaNet under one name, chosen by the shape, for their test and benchmark.
+// The scans of Mamba-2, DeltaNet and Gated DeltaNet under one name, chosen by the shape, for their test and benchmark.
 #pragma once
 
 #include "../../../llmc/baselines/deltanet/delta_rule_backward.cuh"
 #include "../../../llmc/baselines/mamba2/ssd_backward.cuh"
 
-static bool scan_is_delta(const ScanShape* s) { return s->V == DELTA_D; }
+static bool scan_is_delta(const ScanShape* s) { return s->V >= DELTA_D; }
 
 static size_t scan_saved_bytes(const ScanShape* s) {
     return scan_is_delta(s) ? delta_rule_saved_bytes(s) : ssd_saved_bytes(s);

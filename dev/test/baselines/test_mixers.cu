@@ -323,6 +323,37 @@ static void test_beta(int64_t rows, int64_t NH) {
         CHECK(isnan(x), "%s: a write before its columns", test_case);
 }
 
+// Gated DeltaNet's decays: column 8 of proj on
+static void test_decays(int64_t rows, int64_t NH) {
+    snprintf(test_case, sizeof test_case, "decays rows %lld NH %lld", (long long)rows, (long long)NH);
+    const int64_t stride = NH + 29, first = 8;
+    Drawn<bf16> proj((size_t)(rows * stride), 3);
+    Drawn<float> dlog_decay((size_t)(rows * NH)), A_log((size_t)NH), dt_bias((size_t)NH);
+    Buffer<float> log_decay(dlog_decay.n), dA_log(A_log.n), ddt_bias(A_log.n);
+    Buffer<bf16> dproj(proj.n);
+    NormScratch partial;
+    dA_log.zero(), ddt_bias.zero();
+    DeltaDecays d = {rows,          NH,         stride, proj + first, A_log, dt_bias, log_decay,
+                     dproj + first, dlog_decay, dA_log, ddt_bias};
+    delta_decays_forward(&d, 0);
+    delta_decays_backward(&d, partial, 0);
+    vector<double> want_decay(log_decay.n), want(log_decay.n), of_rate((size_t)NH), of_bias((size_t)NH),
+        rate_terms((size_t)NH), bias_terms((size_t)NH);
+    for (int64_t i = 0; i < rows * NH; i++) {
+        const size_t h = (size_t)(i % NH);
+        const double logit = proj[i / NH * stride + first + i % NH] + dt_bias[i % NH],
+                     rate = exp(A_log[i % NH]);
+        const double x = -log1p(exp(logit)) * rate, dlogit = -dlog_decay[i] * rate * sigmoid_of(logit);
+        want_decay[(size_t)i] = std::max(x, -104.0), want[(size_t)i] = dlogit;
+        of_rate[h] += dlog_decay[i] * x, of_bias[h] += dlogit;
+        rate_terms[h] += fabs(dlog_decay[i] * x), bias_terms[h] += fabs(dlogit);
+    }
+    check_close("log decay", want_decay, log_decay, STEP_LIMIT);
+    check_bf16("decays dlogits", want, columns_of(doubles(dproj.host()), stride, first, NH));
+    check_close("dA_log", of_rate, doubles(dA_log.host()), STEP_LIMIT, &rate_terms);
+    check_close("ddt_bias", of_bias, doubles(ddt_bias.host()), STEP_LIMIT, &bias_terms);
+}
+
 // ----------------------------------------------------------------------------
 // steps of a recurrence and of the convolution before it
 
@@ -461,6 +492,8 @@ int main(int argc, char** argv) {
     test_gated_norm(quick ? 3 : 300, 3072);
     test_beta(3, 1);
     test_beta(101, 12);
+    test_decays(3, 1);
+    test_decays(300, 9);
     test_scan_step(4, 64, false);
     test_scan_step(3, 128, true);
     test_conv_step(3 * 128, 0);

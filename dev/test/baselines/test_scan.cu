@@ -22,14 +22,24 @@ namespace cpu {
 // Inputs: log decays are -scale e^(spread x) for a normal x; keys of the delta rule are alike by `alike`.
 struct Kind {
     const char* name;
-    int64_t V; // 64: decay; 128: delta rule
+    int64_t V; // 64: decay; 128 and more: delta rule
     double scale, spread, alike;
+    bool decays; // of the delta rule
 };
 static const Kind KINDS[] = {
-    {"decay 1", 64, 0, 0, 0},         {"decay near 1", 64, 1e-3, 1, 0},
-    {"decay 0.9", 64, 0.1, 1, 0},     {"decay e^-5", 64, 5, 1, 0},
-    {"decay to e^-50", 64, 50, 0, 0}, {"decays of all sizes", 64, 0.1, 4, 0},
-    {"delta rule", 128, 0, 0, 0},     {"delta rule, keys alike", 128, 0, 0, 3},
+    {"decay 1", 64, 0, 0, 0},
+    {"decay near 1", 64, 1e-3, 1, 0},
+    {"decay 0.9", 64, 0.1, 1, 0},
+    {"decay e^-5", 64, 5, 1, 0},
+    {"decay to e^-50", 64, 50, 0, 0},
+    {"decays of all sizes", 64, 0.1, 4, 0},
+    {"delta rule", 128, 0, 0, 0},
+    {"delta rule, keys alike", 128, 0, 0, 3},
+    {"delta rule, decay 1", 256, 0, 0, 0, true},
+    {"delta rule, decay 0.9", 256, 0.1, 1, 0, true},
+    {"delta rule, decay 0.99, keys alike", 256, 0.01, 1, 3, true},
+    {"delta rule, decays of all sizes", 256, 0.1, 4, 0, true},
+    {"delta rule, decays, 128 values", 128, 0.1, 2, 1, true},
 };
 
 enum { PAD = 24 }; // columns of a row beside the tensor's own
@@ -97,7 +107,9 @@ struct Problem {
              q.stride(),
              shared_keys ? 0 : 128,
              v.stride(),
-             shared_keys ? 1.0f : (float)(1 / sqrt(128.0))};
+             shared_keys ? 1.0f : (float)(1 / sqrt(128.0)),
+             NULL,
+             kind.decays};
         q.set(queries(B * T * keys, 0)), k.set(queries(B * T * keys, kind.alike));
         v.set(doubles(draw<float>((size_t)(B * T * NH * kind.V), 1)));
         vq = q.values(), vk = k.values(), vv = v.values();
@@ -116,7 +128,7 @@ struct Problem {
         return {q.p() + first * q.stride(),
                 k.p() + first * k.stride(),
                 v.p() + first * v.stride(),
-                shared_keys ? log_decay.p + first * s.NH : NULL,
+                shared_keys || s.decays ? log_decay.p + first * s.NH : NULL,
                 shared_keys ? NULL : beta.p + first * s.NH,
                 skips ? skip.p + first * s.NH : NULL,
                 state,
@@ -135,7 +147,8 @@ struct Problem {
 
 // Values of a pass on the host; those of the plain implementation in `plain`
 struct Expected {
-    vector<double> o, dq, dk, dv, dgate, state; // dgate: of log_decay or beta
+    vector<double> o, dq, dk, dv, dgate, state; // dgate: of log_decay, or of beta
+    vector<double> dlog_decay;                  // beside beta
     vector<double> diagonal; // (q_t k_t) (v_t do_t), which cancel in the gradient of decays
 };
 
@@ -144,7 +157,8 @@ static Expected exact(const Problem& x) {
     int64_t n = s.B * s.T, NH = s.NH, pieces = cpu::scan_pieces(s.V), width = x.keys * 128;
     vector<double> decay, beta(x.beta.values), state((size_t)(s.B * NH * s.K * s.V));
     for (double y : x.log_decay.values) decay.push_back(exp(y));
-    cpu::ScanShape r = {s.B, s.T, NH, s.K, s.V, width, s.key_head, x.shared_keys, NH * s.V, s.scale};
+    cpu::ScanShape r = {s.B,      s.T,    NH, s.K, s.V, width, s.key_head, x.shared_keys || s.decays,
+                        NH * s.V, s.scale};
     vector<double> checkpoints((size_t)(s.B * NH * cpu::scan_segments(s.T) * s.K * s.V));
     vector<double> dq((size_t)(n * NH * pieces * 128)), dk(dq.size()), ddecay((size_t)(n * NH * pieces)),
         dbeta(ddecay.size()), dout(x.dout.values);
@@ -156,7 +170,7 @@ static Expected exact(const Problem& x) {
     cpu::scan_forward(e.o.data(), &in, &r);
     for (int64_t i = 0; x.skips && i < n * NH * s.V; i++) e.o[(size_t)i] += x.skip[i / s.V] * x.vv[(size_t)i];
     cpu::ScanBackward g = {
-        dq.data(),   dk.data(),  x.shared_keys ? ddecay.data() : NULL, x.shared_keys ? NULL : dbeta.data(),
+        dq.data(),   dk.data(),  r.decay_width ? ddecay.data() : NULL, x.shared_keys ? NULL : dbeta.data(),
         e.dv.data(), dout.data()};
     cpu::scan_backward(&g, &in, &r);
     int64_t parts = x.shared_keys ? NH * pieces : pieces;
@@ -169,6 +183,9 @@ static Expected exact(const Problem& x) {
         cpu::scan_sum(&e.dgate[(size_t)i], &(x.shared_keys ? ddecay : dbeta)[(size_t)(i * pieces)], pieces,
                       1);
         if (x.shared_keys) e.dgate[(size_t)i] *= decay[(size_t)i];
+        double of_decay = 0;
+        if (s.decays) cpu::scan_sum(&of_decay, &ddecay[(size_t)(i * pieces)], pieces, 1);
+        if (s.decays) e.dlog_decay.push_back(of_decay * decay[(size_t)i]);
         int64_t key = i / NH * width + i % NH * s.key_head;
         e.diagonal.push_back(s.scale * cpu::dot(&x.vq[(size_t)key], &x.vk[(size_t)key], 128) *
                              cpu::dot(&x.vv[(size_t)(i * s.V)], &x.dout.values[(size_t)(i * s.V)], s.V));
@@ -184,6 +201,7 @@ static Expected plain(const Problem& x, int64_t split) {
     e.o.resize((size_t)(n * NH * s.V)), e.dv.resize(e.o.size());
     e.dq.resize((size_t)(n * width)), e.dk.resize(e.dq.size()), e.dgate.resize((size_t)(n * NH));
     e.state.resize((size_t)(s.B * NH * s.K * s.V));
+    if (s.decays) e.dlog_decay.resize((size_t)(n * NH));
 #pragma omp parallel for schedule(dynamic)
     for (int64_t head = 0; head < s.B * NH; head++) {
         int64_t b = head / NH, h = head % NH;
@@ -199,8 +217,8 @@ static Expected plain(const Problem& x, int64_t split) {
                 p.dout.at(t, c) = (float)x.dout[(i * NH + h) * s.V + c];
             }
             p.skip.push_back(x.skips ? (float)x.skip[i * NH + h] : 0);
-            (x.shared_keys ? p.log_decay : p.beta)
-                .push_back((float)(x.shared_keys ? x.log_decay : x.beta)[i * NH + h]);
+            if (x.shared_keys || s.decays) p.log_decay.push_back((float)x.log_decay[i * NH + h]);
+            if (!x.shared_keys) p.beta.push_back((float)x.beta[i * NH + h]);
         }
         p.run();
         std::copy(p.state.x.begin(), p.state.x.end(), e.state.begin() + head * s.K * s.V);
@@ -216,6 +234,7 @@ static Expected plain(const Problem& x, int64_t split) {
                 e.dv[(size_t)((i * NH + h) * s.V + c)] = p.dv.at(t, c);
             }
             e.dgate[(size_t)(i * NH + h)] = (x.shared_keys ? p.dlog_decay : p.dbeta)[(size_t)t];
+            if (s.decays) e.dlog_decay[(size_t)(i * NH + h)] = p.dlog_decay[(size_t)t];
         }
     }
     for (vector<double>* y : {&e.dq, &e.dk})
@@ -263,7 +282,7 @@ struct GateHead {
     char name[400];
     Errors errors;
 };
-static vector<GateHead> gate_heads; // of one kind
+static vector<GateHead> gate_heads[2]; // of one kind: beta's and the decays'
 
 static void check_limit(const char* what, const char* tensor, const Errors& e, double limit) {
     CHECK(e.ours <= limit, "%s, %s: error %.3g, plain %.3g, fp32 %.3g", what, tensor, e.ours, e.plain,
@@ -289,7 +308,7 @@ static void check_heads(const char* tensor, const vector<double>& want, const ve
         if (few) {
             check_limit(head.name, tensor, e, 6 * e.plain + e.fp32 + 0.1);
         } else if (gate && h < heads) {
-            gate_heads.push_back(head);
+            gate_heads[strcmp(tensor, "dlog_decay") == 0].push_back(head);
         } else {
             check_limit(head.name, tensor, e, 2 * e.plain + e.fp32);
             if (e.fp32 < e.plain) noted(gate ? "gates of a case" : tensor, e.ours / e.plain, 2);
@@ -299,20 +318,24 @@ static void check_heads(const char* tensor, const vector<double>& want, const ve
 
 // `many`: there are enough heads for the limit of 2. Heads whose values are below what fp32 sums leave do not
 // count.
-static void check_gates(const char* kind, bool many) {
+static void check_gates_of(vector<GateHead>& heads, const char* kind, bool many) {
+    if (heads.empty()) return;
     Errors all = {};
     double n = 1e-300; // not 0
-    for (const GateHead& head : gate_heads) {
+    for (const GateHead& head : heads) {
         const Errors& e = head.errors;
         if (e.fp32 < e.plain) all.ours += e.ours * e.ours, all.plain += e.plain * e.plain, n++;
     }
     all.ours = sqrt(all.ours / n), all.plain = sqrt(all.plain / n);
-    for (const GateHead& head : gate_heads)
+    for (const GateHead& head : heads)
         check_limit(head.name, "gates", head.errors, 5 * all.plain + head.errors.fp32);
-    gate_heads.clear();
+    heads.clear();
     if (!many) return;
     check_limit(kind, "gates of all cases", all, 2 * all.plain);
     noted("gates of a kind", all.ours / (all.plain + 1e-300), 2);
+}
+static void check_gates(const char* kind, bool many) {
+    for (vector<GateHead>& heads : gate_heads) check_gates_of(heads, kind, many);
 }
 
 static void check_forward(const Problem& x, const Expected& want, const Expected& bf16s, const char* pass) {
@@ -327,6 +350,9 @@ static void check_backward(const Problem& x, const Expected& want, const Expecte
     const Buffer<float>& gate = x.shared_keys ? x.dlog_decay : x.dbeta;
     check_heads(x.shared_keys ? "dlog_decay" : "dbeta", want.dgate, bf16s.dgate, doubles(gate.host()), rows,
                 x.s.NH, x.shared_keys ? &want.diagonal : NULL);
+    if (x.s.decays)
+        check_heads("dlog_decay", want.dlog_decay, bf16s.dlog_decay, doubles(x.dlog_decay.host()), rows,
+                    x.s.NH, &want.diagonal);
 }
 
 // The sequence in two parts, the second from the state after the first
@@ -374,7 +400,7 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH, bool skips = fa
     // memory: the same bits
     vector<vector<bf16>> first;
     for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device}) first.push_back(y->host());
-    vector<float> gate = (x.shared_keys ? x.dlog_decay : x.dbeta).host();
+    vector<float> gate = (x.shared_keys ? x.dlog_decay : x.dbeta).host(), decays = x.dlog_decay.host();
     for (int variant = 0; variant < 4; variant++) {
         scan_is_small = variant % 2, g.recomputes = variant / 2;
         char how[64];
@@ -397,6 +423,9 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH, bool skips = fa
             CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs %s", test_case, i, how);
         CHECK(same_bits(gate, (x.shared_keys ? x.dlog_decay : x.dbeta).host()),
               "%s: the gate's gradient differs %s", test_case, how);
+        if (x.s.decays)
+            CHECK(same_bits(decays, x.dlog_decay.host()), "%s: the decays' gradient differs %s", test_case,
+                  how);
         CUDA_CHECK(cudaGraphExecDestroy(exec));
         CUDA_CHECK(cudaGraphDestroy(graph));
         CUDA_CHECK(cudaStreamDestroy(stream));
@@ -425,6 +454,10 @@ int main(int argc, char** argv) {
     if (!quick)
         for (double scale : {0.1, 3e-3}) { // many heads, long sequences
             Kind decay = {"decay", 64, scale, 1, 0}, delta = {"delta rule", 128, 0, 0, 1};
+            Kind gated = {"delta rule with decays", 256, scale, 1, 1, true};
+            test(gated, 1, 200, 30);
+            test(gated, 2, 1500, 9);
+            check_gates(gated.name, true);
             test(decay, 1, 200, 50);
             test(decay, 3, 1500, 33);
             test(decay, 1, 65536, 2);

@@ -84,6 +84,7 @@ static void test_documents(void) {
     }
     for (const char* spec :
          {"mamba2 state_size=128 hidden_size=64", "deltanet hidden_size=256 intermediate_size=72",
+          "gated-deltanet head_dim=128 hidden_size=256 intermediate_size=72",
           "hgrn2 use_lower_bound=true hidden_size=256 intermediate_size=72"})
         for (int V : {3, 8, 23, 120}) {
             char name[256];

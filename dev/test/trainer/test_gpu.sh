@@ -422,6 +422,7 @@ gates
 pruned
 cudnn
 recurrent deltanet intermediate_size=72
+recurrent gated-deltanet intermediate_size=72
 recurrent hgrn2 intermediate_size=72
 recurrent mamba2 vocab_size=257
 plans

@@ -79,6 +79,7 @@ static struct {
     {P_O_PROJ, "o_proj", {1.2e-2, 0}, {0, 0}, {"", ""}},
     {P_MLP_NORM, "mlp_norm", {1.4e-2, 5.0e-2}, {0, 0}, {"", ""}},
     {P_GATE_PROJ, "gate_proj", {1.3e-2, 4.8e-2}, {0, 0}, {"", ""}},
+    {P_UP_PROJ, "up_proj", {0, 4.8e-2}, {0, 0}, {"", ""}},
     {P_DOWN_PROJ, "down_proj", {1.3e-2, 4.8e-2}, {0, 0}, {"", ""}},
     {P_NORM, "norm", {7.6e-3, 2.3e-2}, {0, 0}, {"", ""}},
     {P_LM_HEAD, "lm_head", {8.2e-3, 2.4e-2}, {0, 0}, {"", ""}},
@@ -94,6 +95,10 @@ static struct {
     {P_DELTANET_V_CONV, "DeltaNet v_conv", {0, 4.3e-2}, {0, 0}, {"", ""}},
     {P_DELTANET_O_NORM, "DeltaNet o_norm", {0, 3.9e-2}, {0, 0}, {"", ""}},
     {P_DELTANET_O_PROJ, "DeltaNet o_proj", {0, 6.4e-2}, {0, 0}, {"", ""}},
+    {P_DELTANET_G_PROJ, "DeltaNet g_proj", {0, 4.9e-2}, {0, 0}, {"", ""}}, // this and the next three: assumed
+    {P_DELTANET_A_PROJ, "DeltaNet a_proj", {0, 5.5e-2}, {0, 0}, {"", ""}},
+    {P_DELTANET_A_LOG, "DeltaNet A_log", {0, 5.5e-2}, {0, 0}, {"", ""}},
+    {P_DELTANET_DT_BIAS, "DeltaNet dt_bias", {0, 5.5e-2}, {0, 0}, {"", ""}},
     {P_HGRN2_LOWER_BOUNDS, "HGRN2 lower_bounds", {0, 2.3e-3}, {0, 0}, {"", ""}},
     {P_HGRN2_Q_PROJ, "HGRN2 q_proj", {0, 4.9e-2}, {0, 0}, {"", ""}},
     {P_HGRN2_F_PROJ, "HGRN2 f_proj", {0, 5.2e-2}, {0, 0}, {"", ""}},

@@ -159,7 +159,9 @@ static inline void variant_for_gpu(char* out, size_t size, const char* name) {
                                             : c.mixer == MIXER_MAMBA2  ? 32
                                                                        : 128);
     snprintf(out, size, "%s hidden_size=%lld %s", name, d,
-             c.mixer == MIXER_MAMBA2 ? "state_size=128" : "intermediate_size=72");
+             c.mixer == MIXER_MAMBA2           ? "state_size=128"
+             : c.mixer == MIXER_GATED_DELTANET ? "head_dim=128 intermediate_size=72"
+                                               : "intermediate_size=72");
 }
 
 // Random weights for which every tensor affects the loss: norm weights differ from 1, gates are neither

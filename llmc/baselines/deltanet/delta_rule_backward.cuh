@@ -1,5 +1,5 @@
 /*
-Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh). With T of
+Gradients of the delta rule without decays (delta_rule_gated_backward.cuh: with them), from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh). With T of
 delta_rule_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and the terms through A and W simplify:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
@@ -14,6 +14,7 @@ shared memory of dO and S0, so that two thread blocks fit on an SM.
 #pragma once
 
 #include "delta_rule_forward.cuh"
+#include "delta_rule_gated_backward.cuh"
 
 struct DeltaBackward {
     static constexpr int THREADS = DeltaBlock::THREADS;
@@ -27,13 +28,6 @@ struct DeltaBackward {
     };
     static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit on an SM");
 };
-
-// Writes 16 rows of a [CHUNK, CHUNK] tile from fragments.
-__device__ static inline void delta_rule_store_strip(bf16* tile, const uint32_t (&f)[4][4], int row) {
-    for (int i = 0; i < 16; i++)
-        *scan_pair<DELTA_CHUNK>(tile, row + (int)threadIdx.x % 32 / 4 + i % 2 * 8, i / 4 * 2 + i / 2 % 2) =
-            f[i / 4][i % 4];
-}
 
 // dP, and dQ before the factor `scale`
 template <bool DOCS>
@@ -181,6 +175,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
 
 static inline void delta_rule_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
                                         const ScanShape* s, cudaStream_t stream) {
+    if (s->decays) return delta_rule_gated_gradients(work, g, a, s, stream);
     auto kernel = s->doc_start ? delta_rule_backward_kernel<true> : delta_rule_backward_kernel<false>;
     scan_launch<DeltaBackward>(kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
 }

@@ -7,6 +7,13 @@ chunk:
     S1 = S0 + K^T V'         delta_rule_states.cuh
     O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_rule_forward.cuh
 
+Gated DeltaNet, with g the inclusive sums of the chunk's log decays and C its last token:
+
+    A_ij and P_ij times e^(g_i - g_j),  W = T diag(beta e^g) K
+    S1 = e^(g_C) S0 + (diag(e^(g_C - g)) K)^T V',  O = scale (diag(e^g) Q S0 + P V')
+
+Its heads have a multiple of 128 values: slices of 128 columns, which share W, T and P.
+
 A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
 rounded once, as an operand of W and U.
 
@@ -14,7 +21,8 @@ With packed documents (ScanShape's doc_start) A, P and their gradients have the 
 of W and of Q S0 are 0 behind the chunk's first wall, and only the tokens from its last wall on enter S1, to which
 S0 adds nothing (DeltaWalls).
 
-Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
+Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk. Those of
+values have a tile for each slice: [tiles, slices, ..].
 Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_rule_forward.cuh and
 delta_rule_backward.cuh.
 */
@@ -24,33 +32,40 @@ delta_rule_backward.cuh.
 
 enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
 
+// Numbers of a tile's tokens that decays give, fp32: log2(e) g; e^g, 0 behind the chunk's first wall; e^(g_C - g), 0
+// before its last wall. So the second's last one is the factor of S0 in S1.
+enum { DELTA_CUM, DELTA_SINCE = DELTA_CHUNK, DELTA_UNTIL = 2 * DELTA_CHUNK, DELTA_FACTORS = 3 * DELTA_CHUNK };
+
 // Buffers between the kernels. Those before u are saved; those from y on are a backward pass's.
 struct DeltaWork {
     bf16* w;         // [tiles,CHUNK,D]
-    bf16* states_t;  // [tiles,V,K] S0^T
-    bf16* values_t;  // [tiles,V,CHUNK] V'^T
+    bf16* states_t;  // [tiles,slices,D,K] S0^T
+    bf16* values_t;  // [tiles,slices,D,CHUNK] V'^T
     bf16* inverse;   // [tiles,CHUNK,CHUNK] T
-    bf16* u;         // [tiles,CHUNK,D]
-    bf16* y;         // [tiles,CHUNK,D] P^T dO
-    bf16* dstates_t; // [tiles,V,K] dS1^T
-    bf16* dvalues_t; // [tiles,V,CHUNK] dV'^T
-    int chunks;
+    float* factors;  // [tiles,DELTA_FACTORS] with decays
+    bf16* u;         // [tiles,slices,CHUNK,D]
+    bf16* y;         // [tiles,slices,CHUNK,D] P^T dO
+    bf16* dstates_t; // [tiles,slices,D,K] dS1^T
+    bf16* dvalues_t; // [tiles,slices,D,CHUNK] dV'^T
+    int chunks, slices;
 };
 
 static inline DeltaWork delta_rule_work(ScanMemory* memory, const ScanShape* s, bool backward) {
     DeltaWork d = {};
     ScanArena *saved = &memory->saved, *arena = &memory->scratch;
     d.chunks = scan_chunks<DELTA_CHUNK>(*s);
-    int64_t tiles = s->B * s->NH * d.chunks;
+    d.slices = s->V / DELTA_D;
+    int64_t tiles = s->B * s->NH * d.chunks, value_tiles = tiles * d.slices;
     d.w = saved->take<bf16>(tiles * DELTA_ROWS);
-    d.states_t = saved->take<bf16>(tiles * DELTA_STATE);
-    d.values_t = saved->take<bf16>(tiles * DELTA_ROWS);
+    d.states_t = saved->take<bf16>(value_tiles * DELTA_STATE);
+    d.values_t = saved->take<bf16>(value_tiles * DELTA_ROWS);
     d.inverse = saved->take<bf16>(tiles * DELTA_CHUNK * DELTA_CHUNK);
-    d.u = arena->take<bf16>(tiles * DELTA_ROWS);
+    if (s->decays) d.factors = saved->take<float>(tiles * DELTA_FACTORS);
+    d.u = arena->take<bf16>(value_tiles * DELTA_ROWS);
     if (!backward) return d;
-    d.y = arena->take<bf16>(tiles * DELTA_ROWS);
-    d.dstates_t = arena->take<bf16>(tiles * DELTA_STATE);
-    d.dvalues_t = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.y = arena->take<bf16>(value_tiles * DELTA_ROWS);
+    d.dstates_t = arena->take<bf16>(value_tiles * DELTA_STATE);
+    d.dvalues_t = arena->take<bf16>(value_tiles * DELTA_ROWS);
     return d;
 }
 
@@ -68,7 +83,9 @@ static inline size_t delta_rule_scratch_bytes(const ScanShape* s, bool backward)
 
 // Dies for a shape that the kernels do not support.
 static inline void delta_rule_check(const Scan* a, const ScanShape* s) {
-    if (s->K != DELTA_D || s->V != DELTA_D || a->log_decay || a->skip || !a->beta)
+    const bool sliced = s->decays && s->V > 0 && s->V % DELTA_D == 0;
+    if (s->K != DELTA_D || !(s->V == DELTA_D || sliced) || s->decays != (a->log_decay != NULL) || a->skip ||
+        !a->beta)
         die("no kernels for a scan of heads of %d x %d, %s, %s", s->K, s->V,
             a->log_decay ? "decay" : "no decay", a->beta ? "delta rule" : "no delta rule");
     scan_check_rows(s);
@@ -119,8 +136,8 @@ struct DeltaBlock {
     __device__ DeltaBlock(const DeltaWork& work, const ScanShape& s) : tile(blockIdx.x) {
         int64_t head = tile / work.chunks, b = head / s.NH, h = head % s.NH;
         keys = b * s.T * s.key_row + h * s.key_head;
-        values = b * s.T * s.value_row + h * DELTA_D;
-        out = (b * s.T * s.NH + h) * DELTA_D;
+        values = b * s.T * s.value_row + h * s.V;
+        out = (b * s.T * s.NH + h) * s.V;
         first = (int)(tile % work.chunks) * DELTA_CHUNK;
     }
     // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in
@@ -133,9 +150,12 @@ struct DeltaBlock {
         sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
     }
     template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles) const {
+        copy_blocks<N>(to, tiles, tile);
+    }
+    template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles, int64_t number) const {
 #pragma unroll
         for (int i = (int)threadIdx.x * 8; i < N; i += THREADS * 8)
-            cp_async16(smem_address(to + i), tiles + tile * N + i, true);
+            cp_async16(smem_address(to + i), tiles + number * N + i, true);
     }
 };
 
@@ -207,6 +227,73 @@ __device__ static inline void delta_rule_mask(float (&x)[1][8][4], int first_row
 }
 
 // ----------------------------------------------------------------------------
+// decays
+
+// e^(g_i - g_j) from sums in units of log2(e); 1 above the diagonal, where it may not overflow
+__device__ static inline float delta_rule_between(float cum_i, float cum_j) {
+    return exp2f(fminf(cum_i - cum_j, 0));
+}
+
+// Multiplies a strip of a [CHUNK, CHUNK] matrix by e^(g_i - g_j), with TRANSPOSED by e^(g_j - g_i).
+template <bool TRANSPOSED>
+__device__ static inline void delta_rule_decay(float (&x)[1][8][4], int first_row, const float* cum) {
+    const float rows[2] = {cum[first_row + (int)threadIdx.x % 32 / 4],
+                           cum[first_row + (int)threadIdx.x % 32 / 4 + 8]};
+    sm80_for_each(x, [&](float& y, int, int half, int, int column) {
+        y *= TRANSPOSED ? delta_rule_between(cum[column], rows[half])
+                        : delta_rule_between(rows[half], cum[column]);
+    });
+}
+
+// Multiplies row i of a strip by factor[half] of its lane.
+template <int NS>
+__device__ static inline void delta_rule_scale_rows(float (&x)[1][NS][4], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < NS * 4; i++) x[0][i / 4][i % 4] *= factor[i % 4 / 2];
+}
+
+// The tile's sums in shared memory, as other kernels read them. Only after __syncthreads they are there.
+__device__ static inline void delta_rule_load_cum(float* cum, const DeltaBlock& block,
+                                                  const DeltaWork& work) {
+    if (threadIdx.x < DELTA_CHUNK)
+        cum[threadIdx.x] = work.factors[block.tile * DELTA_FACTORS + DELTA_CUM + threadIdx.x];
+}
+
+// Factors of the lane's two rows of a strip
+__device__ static inline void delta_rule_row_factors(float (&factor)[2], int which, int first_row,
+                                                     const DeltaBlock& block, const DeltaWork& work) {
+    const float* from = work.factors + block.tile * DELTA_FACTORS + which + first_row + threadIdx.x % 32 / 4;
+    factor[0] = from[0], factor[1] = from[8];
+}
+
+// Writes the tile's factors, and its sums to shared memory. Called by all threads.
+__device__ static inline void delta_rule_make_factors(float* cum, const float* log_decay,
+                                                      const DeltaBlock& block, const DeltaWork& work,
+                                                      const ScanShape& s, const DeltaWalls& walls) {
+    if (threadIdx.x >= 32) return;
+    const int lane = (int)threadIdx.x;
+    const int64_t head = block.tile / work.chunks;
+    float sum[2], total = 0;
+    for (int half = 0; half < 2; half++) {
+        int t = block.first + 32 * half + lane;
+        float x = t < s.T ? 1.44269504f * log_decay[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
+        for (int step = 1; step < 32; step *= 2) {
+            float before = __shfl_up_sync(~0u, x, step);
+            if (lane >= step) x += before;
+        }
+        sum[half] = total + x;
+        total += __shfl_sync(~0u, x, 31);
+    }
+    float* factors = work.factors + block.tile * DELTA_FACTORS;
+    for (int half = 0; half < 2; half++) {
+        int i = 32 * half + lane;
+        cum[i] = factors[DELTA_CUM + i] = sum[half];
+        factors[DELTA_SINCE + i] = i < walls.first() ? exp2f(sum[half]) : 0;
+        factors[DELTA_UNTIL + i] = i >= walls.last() ? delta_rule_between(total, sum[half]) : 0;
+    }
+}
+
+// ----------------------------------------------------------------------------
 // W and U
 
 struct DeltaPrepare {
@@ -220,8 +307,9 @@ struct DeltaPrepare {
             };
             bf16 out[THREADS / 32][16 * DELTA_D];
         };
-        float beta[DELTA_CHUNK];
+        float beta[DELTA_CHUNK], cum[DELTA_CHUNK];
     };
+    static_assert(3 * (sizeof(Shared) + 1024) <= 227 << 10, "three thread blocks fit on an SM");
 };
 
 // T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the
@@ -275,7 +363,22 @@ __device__ static inline void delta_rule_inverse(float (*t)[DeltaPrepare::STRIDE
     __syncthreads();
 }
 
-template <bool DOCS>
+// The operand T diag(beta) of U, or with `since` T diag(beta e^g) of W; with `inverse` also T
+__device__ static inline void delta_rule_scale_inverse(DeltaPrepare::Shared& shared, bool since,
+                                                       bf16* inverse) {
+    for (int i = (int)threadIdx.x; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += DeltaPrepare::THREADS) {
+        float x[8], scaled[8];
+        for (int c = 0; c < 8; c++) {
+            x[c] = shared.t[i / 8][i % 8 * 8 + c];
+            scaled[c] = x[c] * shared.beta[i % 8 * 8 + c];
+            if (since) scaled[c] *= exp2f(shared.cum[i % 8 * 8 + c]);
+        }
+        *(Raw8*)((char*)shared.inverse_beta + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8)) = pack8(scaled);
+        if (inverse) store16(inverse + i * 8, pack8(x));
+    }
+}
+
+template <bool DOCS, bool DECAY>
 static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     delta_rule_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
                               const __grid_constant__ ScanShape s) {
@@ -291,6 +394,7 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     delta_rule_load_beta(shared.beta, a.beta, block, work, s);
     DeltaWalls walls = {};
     if (DOCS) walls = DeltaWalls::of(block, work, s);
+    if (DECAY) delta_rule_make_factors(shared.cum, a.log_decay, block, work, s, walls);
     cp_async_wait_group<1>();
     __syncthreads();
 
@@ -298,33 +402,39 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     scan_clear(kk);
     scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
     delta_rule_mask<false, true, DOCS>(kk, row, walls);
+    if (DECAY) delta_rule_decay<false>(kk, row, shared.cum);
     sm80_for_each(kk,
                   [&](float& y, int, int, int i, int j) { shared.a[j][row + i] = y * shared.beta[row + i]; });
     delta_rule_inverse(shared.t, shared.a);
-    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS) {
-        float x[8], scaled[8];
-        for (int c = 0; c < 8; c++) {
-            x[c] = shared.t[i / 8][i % 8 * 8 + c];
-            scaled[c] = x[c] * shared.beta[i % 8 * 8 + c];
-        }
-        *(Raw8*)((char*)shared.inverse_beta + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8)) = pack8(scaled);
-        store16(work.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8, pack8(x));
-    }
+    delta_rule_scale_inverse(shared, DECAY, work.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK);
     cp_async_wait_all();
     __syncthreads();
     TileA<DELTA_CHUNK, false> inverse(shared.inverse_beta, row);
-    for (int i = 0; i < 2; i++) {
+    const int slices = DECAY ? work.slices : 1;
+    for (int i = 0; i < 1 + slices; i++) { // W, then U's slices, whose values take turns in v and k
         float acc[1][16][4];
+        if (DECAY && i > 0) {
+            cp_async_wait_all();
+            __syncthreads(); // the operands before have been read, and the slice's values are there
+            if (i < slices)
+                block.copy(i % 2 ? shared.k : shared.v, a.v + block.values + i * DELTA_D, s, s.value_row);
+            if (i == 1) delta_rule_scale_inverse(shared, false, NULL);
+            if (i == 1) __syncthreads();
+        }
         scan_clear(acc);
-        scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
+        scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i % 2 ? shared.v : shared.k));
         if (DOCS && i == 0) delta_rule_clear_rows(acc, row, walls.first());
-        sm80_store<DELTA_D>((i ? work.u : work.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
-                            shared.out[tid / 32], acc, [](int, int) { return 1; });
+        bf16* to = i ? work.u + (block.tile * slices + i - 1) * DELTA_ROWS : work.w + block.tile * DELTA_ROWS;
+        sm80_store<DELTA_D>(to + row * DELTA_D, DELTA_D, 16, shared.out[tid / 32], acc,
+                            [](int, int) { return 1; });
     }
 }
 
 static inline void delta_rule_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
                                       cudaStream_t stream) {
-    auto kernel = s->doc_start ? delta_rule_prepare_kernel<true> : delta_rule_prepare_kernel<false>;
+    auto kernel = s->decays      ? s->doc_start ? delta_rule_prepare_kernel<true, true>
+                                                : delta_rule_prepare_kernel<false, true>
+                       : s->doc_start ? delta_rule_prepare_kernel<true, false>
+                                 : delta_rule_prepare_kernel<false, false>;
     scan_launch<DeltaPrepare>(kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
 }

@@ -4,6 +4,9 @@ The chain over the chunks of the delta rule (delta_rule_prepare.cuh), 64 tokens 
     V'  = U - W S0                     S1  = S0 + K^T V'                        stores S0 and V'
     dV' = P^T dO + K dS1               dS0 = dS1 + Q^T dO - W^T dV'             stores dS1 and dV'
 
+With decays S0 and dS1 enter S1 and dS0 times e^(g_C); V' enters S1, and K dS1 dV', times e^(g_C - g), and dO enters
+dS0 times e^g: factors of delta_rule_prepare.cuh, which are 0 where documents end the chain.
+
 dS and dV' are without the factor `scale`. Columns of V are independent: a thread block has 16 or 32 of one
 head, in blocks of 16, all transposed.
 
@@ -34,12 +37,18 @@ template <int WIDTH> struct DeltaStage<true, WIDTH> : DeltaStage<false, WIDTH> {
     bf16 dout[WIDTH][DELTA_CHUNK * DELTA_COLUMNS];
     bf16 q[DELTA_ROWS];
 };
+// The same with decays: e^g and e^(g_C - g), padded so that the stages' tiles are aligned to 1024 bytes
+template <bool BACKWARD, int WIDTH> struct DeltaDecayStage : DeltaStage<BACKWARD, WIDTH> {
+    enum { FACTORS = DELTA_FACTORS - DELTA_SINCE, PADDED = 256 };
+    float factors[PADDED];
+};
 // WIDTH: blocks of 16 columns
-template <bool BACKWARD, int WIDTH_, int STAGES_> struct DeltaStates {
+template <bool BACKWARD, int WIDTH_, int STAGES_, bool DECAY> struct DeltaStates {
     static constexpr int WIDTH = WIDTH_, STAGES = STAGES_, COPYING = 128, THREADS = COPYING + 128;
     static constexpr int SLICES = DELTA_D / DELTA_COLUMNS / WIDTH;
+    typedef std::conditional_t<DECAY, DeltaDecayStage<BACKWARD, WIDTH>, DeltaStage<BACKWARD, WIDTH>> Stage;
     struct Shared {
-        DeltaStage<BACKWARD, WIDTH> stage[STAGES];
+        Stage stage[STAGES];
         uint4 state[WIDTH][DELTA_D / 16][32], value[WIDTH][DELTA_CHUNK / 16][32]; // fragments of S^T and V'^T
         uint64_t full[STAGES], empty[STAGES];                                     // mbarriers
     };
@@ -85,14 +94,16 @@ struct DeltaChainTensors {
     bf16 *states, *values;
     float* state; // as in Scan
     int key_head; // in panels
+    const float* factors;
 };
 
 // Loads (STORE: stores) the warp's part of the fp32 state [K, V], from its block's first column on.
 template <bool STORE, int WIDTH>
-__device__ static inline void delta_rule_move_state(float (&acc)[WIDTH][4][4], float* state, int warp) {
+__device__ static inline void delta_rule_move_state(float (&acc)[WIDTH][4][4], float* state, int V,
+                                                    int warp) {
     int lane = (int)threadIdx.x % 32;
     sm80_for_each(acc, [&](float& x, int m, int half, int, int column) {
-        float* at = state + (warp * 32 + column) * DELTA_D + m * 16 + half * 8 + lane / 4;
+        float* at = state + (warp * 32 + column) * V + m * 16 + half * 8 + lane / 4;
         if (STORE)
             *at = x;
         else
@@ -123,10 +134,12 @@ __device__ static inline uint32_t delta_rule_keep(uint32_t x, int token, int fro
 // V'^T (dV'^T) of the warp's tokens, in r; and in `operand` the factor of K (W) in the change of S^T.
 // state: fragments of S^T
 // DOCS: of the tokens before `last`, of the 16, nothing passes to the state, nor backward from it.
-template <bool BACKWARD, bool DOCS>
+// DECAY: what passes has the factors `until` of the lane's tokens.
+template <bool BACKWARD, bool DOCS, bool DECAY>
 __device__ static inline void delta_rule_values(uint32_t (&r)[4], uint32_t (&operand)[4],
                                                 const uint32_t (&state)[8][4], const uint32_t (&first)[8][4],
-                                                const uint32_t (&vector)[4], int last) {
+                                                const uint32_t (&vector)[4], int last,
+                                                const float2 (&until)[2]) {
     float x[2][2][4] = {}; // two sums, for a shorter chain of mma
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -140,25 +153,35 @@ __device__ static inline void delta_rule_values(uint32_t (&r)[4], uint32_t (&ope
         int token = i / 2 * 8; // of the lanes' first
         if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 < last) low = 0;
         if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 + 1 < last) high = 0;
+        if (DECAY && BACKWARD) low *= until[i / 2].x, high *= until[i / 2].y;
         r[i] = BACKWARD ? pack_bf16x2(y.x + low, y.y + high) : pack_bf16x2(y.x - low, y.y - high);
         operand[i] = BACKWARD ? r[i] ^ 0x80008000u
                      : DOCS   ? delta_rule_keep(r[i], token, last, DELTA_CHUNK)
+                     : DECAY  ? pack_bf16x2((y.x - low) * until[i / 2].x, (y.y - high) * until[i / 2].y)
                               : r[i];
     }
 }
 
 // The chain of a thread block
-template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
+template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
     const DeltaChainTensors& tensors;
     typename F::Shared& shared;
-    int chunks, slice;
+    int chunks, slice; // blocks of the head's columns, WIDTH at a time
     int64_t head, b;
     int h;
     const int32_t* doc_start; // with DOCS, of sequences of T tokens
     int T;
+    int slices; // of 128 columns of the head's values, with DECAY
 
     __device__ int chunk(int step) const { return BACKWARD ? chunks - 1 - step : step; }
     __device__ int64_t tile(int step) const { return head * chunks + chunk(step); }
+    // The same of the tensors of values, which have a tile for each slice
+    __device__ int64_t value_tile(int step) const {
+        return DECAY ? tile(step) * slices + slice / F::SLICES : tile(step);
+    }
+    __device__ int first_column() const {
+        return (DECAY ? slice % F::SLICES : slice) * F::WIDTH * DELTA_COLUMNS;
+    }
 
     // Starts copying a step's tiles.
     __device__ void copy(int step) const {
@@ -167,7 +190,14 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
         uint64_t* full = &shared.full[step % F::STAGES];
         if (step < chunks) {
             int row = (int)tile(step) * DELTA_CHUNK, t = chunk(step) * DELTA_CHUNK;
-            panel_expect(full, sizeof stage);
+            int value_row = (int)value_tile(step) * DELTA_CHUNK;
+            if constexpr (DECAY) {
+                panel_expect(full, sizeof stage - sizeof stage.factors + F::Stage::FACTORS * sizeof(float));
+                panel_copy_numbers<F::Stage::FACTORS>(
+                    stage.factors, tensors.factors + tile(step) * DELTA_FACTORS + DELTA_SINCE, full);
+            } else {
+                panel_expect(full, sizeof stage);
+            }
             for (int n = 0; n < 2; n++) {
                 bf16 *w = (BACKWARD ? stage.second : stage.first) + n * DELTA_CHUNK * 64,
                      *k = (BACKWARD ? stage.first : stage.second) + n * DELTA_CHUNK * 64;
@@ -180,11 +210,12 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                                                      h * tensors.key_head + n, t, full);
             }
             for (int i = 0; i < F::WIDTH; i++) {
-                int column = slice * F::WIDTH + i;
-                delta_rule_copy_slice(stage.vector[i], tensors.vector, 0, column, row, full);
+                int of_values = slice * F::WIDTH + i, heads = DECAY ? h * slices : h;
+                delta_rule_copy_slice(stage.vector[i], tensors.vector, 0, first_column() / DELTA_COLUMNS + i,
+                                      value_row, full);
                 if constexpr (BACKWARD)
                     delta_rule_copy_slice(stage.dout[i], tensors.dout, b,
-                                          h * (DELTA_D / DELTA_COLUMNS) + column, t, full);
+                                          heads * (DELTA_D / DELTA_COLUMNS) + of_values, t, full);
             }
         }
         panel_commit();
@@ -243,6 +274,12 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
     __device__ DeltaWalls walls(int step) const {
         return DeltaWalls::of<DOCS>(doc_start, b, T, chunk(min(step, chunks - 1)) * DELTA_CHUNK);
     }
+    // Two of a step's factors: those of the lane's tokens in a block of 8 that begins at `from`
+    __device__ float2 factors(int step, int from) const {
+        if constexpr (DECAY)
+            return *(const float2*)(shared.stage[step % F::STAGES].factors + from + threadIdx.x % 4 * 2);
+        return {};
+    }
     // dS^T += dO^T Q; DOCS: over the tokens before `end`
     __device__ void add_queries(float (&acc)[F::WIDTH][4][4], int step, int warp, int end) const {
         if constexpr (BACKWARD) {
@@ -255,6 +292,10 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                 for (int m = 0; m < F::WIDTH; m++) {
                     delta_rule_load_slice(f, stage.dout[m], k);
                     for (int r = 0; DOCS && r < 4; r++) f[r] = delta_rule_keep(f[r], k + r / 2 * 8, 0, end);
+                    for (int r = 0; DECAY && r < 4; r++) {
+                        float2 since = factors(step, k + r / 2 * 8);
+                        f[r] = scale_bf16x2(f[r], since.x, since.y);
+                    }
                     for (int n = 0; n < 4; n++)
                         sm80_mma(acc[m][n], f, q[n / 2][n % 2 * 2], q[n / 2][n % 2 * 2 + 1], acc[m][n]);
                 }
@@ -264,10 +305,12 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
     // The consumer warps
     __device__ void compute(int warp) const {
         constexpr int WIDTH = F::WIDTH;
-        const int lane = (int)threadIdx.x % 32, column = slice * WIDTH * DELTA_COLUMNS;
+        const int lane = (int)threadIdx.x % 32, column = first_column();
+        const int V = DECAY ? slices * DELTA_D : DELTA_D;
         float acc[WIDTH][4][4] = {};
-        float* state = tensors.state ? tensors.state + head * DELTA_STATE + column : NULL;
-        if (state) delta_rule_move_state<false>(acc, state, warp);
+        float* state =
+            tensors.state ? tensors.state + head * DELTA_D * V + slice * WIDTH * DELTA_COLUMNS : NULL;
+        if (state) delta_rule_move_state<false>(acc, state, V, warp);
         uint32_t mine[WIDTH][2][4], first[8][4], second[4][2][4], vector[WIDTH][4]; // fragments
         delta_rule_publish(mine, shared.state, acc, warp);
 #if !SM90_CODE
@@ -285,12 +328,19 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
             sync(); // S^T is complete
             if (DOCS && here.mask)
                 sm80_for_each(acc, [](float& x, int, int, int, int) { x = 0; }); // published before
+            float2 until[2] = {};
+            if constexpr (DECAY) {
+                const float kept = shared.stage[step % F::STAGES].factors[DELTA_UNTIL - DELTA_SINCE - 1];
+                sm80_for_each(acc, [=](float& x, int, int, int, int) { x *= kept; });
+                for (int i = 0; i < 2; i++)
+                    until[i] = factors(step, DELTA_UNTIL - DELTA_SINCE + warp * 16 + i * 8);
+            }
 #pragma unroll
             for (int m = 0; m < WIDTH; m++) {
                 for (int k = 0; k < 8; k++) delta_rule_fragment(f[k], shared.state[m][k][lane]);
                 if (m == 0 && step + 1 < chunks) wait(step + 1);
-                delta_rule_values<BACKWARD, DOCS>(values[m], operand, f, first, vector[m],
-                                                  here.last() - warp * 16);
+                delta_rule_values<BACKWARD, DOCS, DECAY>(values[m], operand, f, first, vector[m],
+                                                         here.last() - warp * 16, until);
                 shared.value[m][warp][lane] = delta_rule_vector(operand);
             }
             add_queries(acc, step, warp, here.first());
@@ -301,8 +351,8 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
                 delta_rule_fragment(changes[i / 4][i % 4], shared.value[i / 4][i % 4][lane]);
             load_first(first, vector, step + 1, warp); // past the last step stale tiles, not used
             // Stores and loads between the MMAs, where they delay neither LDS nor STS.
-            bf16 *to_values = tensors.values + tile(step) * DELTA_ROWS,
-                 *to_state = tensors.states + tile(step) * DELTA_STATE;
+            bf16 *to_values = tensors.values + value_tile(step) * DELTA_ROWS,
+                 *to_state = tensors.states + value_tile(step) * DELTA_STATE;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 for (int i = 0; i < 4 * WIDTH; i++) {
@@ -320,7 +370,7 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
             }
             delta_rule_publish(mine, shared.state, acc, warp);
         }
-        if (state) delta_rule_move_state<true>(acc, state, warp);
+        if (state) delta_rule_move_state<true>(acc, state, V, warp);
     }
     __device__ void run() const {
         panel_init(shared.full);
@@ -334,18 +384,18 @@ template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
 };
 
 // Columns and stages of the chains. At 12 heads one chain occupies 96 SMs with 16 columns a thread block,
-// both chains together with 32.
-template <ScanChains CHAINS, bool LARGE> struct DeltaKernel {
-    static constexpr bool BOTH = CHAINS == SCAN_BOTH;
+// both chains together with 32. With decays, 9 heads of 256 values, one chain occupies 72 with 32.
+template <ScanChains CHAINS, bool LARGE, bool DECAY> struct DeltaKernel {
+    static constexpr bool BOTH = CHAINS == SCAN_BOTH, WIDE = BOTH || DECAY;
     static constexpr int FORWARD = CHAINS == SCAN_BACKWARD ? 1
                                    : !LARGE                ? 4
-                                   : BOTH                  ? 5
+                                   : WIDE                  ? 5
                                                            : 6,
                          BACKWARD = CHAINS == SCAN_FORWARD ? 1
-                                    : BOTH                 ? 2 + LARGE
+                                    : WIDE                 ? 2 + LARGE
                                                            : 3 + LARGE;
-    typedef DeltaStates<false, 1 + BOTH, FORWARD> Forward;
-    typedef DeltaStates<true, 1 + BOTH, BACKWARD> Backward;
+    typedef DeltaStates<false, 1 + WIDE, FORWARD, DECAY> Forward;
+    typedef DeltaStates<true, 1 + WIDE, BACKWARD, DECAY> Backward;
     static constexpr int THREADS = Forward::THREADS, SLICES = Forward::SLICES;
     union Shared {
         typename Forward::Shared forward;
@@ -357,40 +407,50 @@ struct DeltaStatesTensors {
     DeltaChainTensors forward, backward;
 };
 
-// Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH SLICES,
-// times 2 for both.
-template <ScanChains CHAINS, bool LARGE, bool DOCS>
-__global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
+// Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH slices SLICES,
+// times 2 for both. DOCS without DECAY, whose factors tell of documents
+template <ScanChains CHAINS, bool LARGE, bool DOCS, bool DECAY>
+__global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE, DECAY>::THREADS, 1)
     delta_rule_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH,
-                             const int32_t* doc_start, int T) {
-    typedef DeltaKernel<CHAINS, LARGE> F;
+                             const int32_t* doc_start, int T, int slices) {
+    typedef DeltaKernel<CHAINS, LARGE, DECAY> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     // of both the longer chain first: one an SM, where there are enough
     int block = (int)blockIdx.x, backward = CHAINS == SCAN_FORWARD ? 0 : (int)gridDim.x / (1 + F::BOTH);
-    int own = block < backward ? block : block - backward, slice = own % F::SLICES;
-    int64_t head = own / F::SLICES, b = head / NH;
+    int own = block < backward ? block : block - backward, of_head = DECAY ? slices * F::SLICES : F::SLICES;
+    int slice = own % of_head;
+    int64_t head = own / of_head, b = head / NH;
     int h = (int)(head % NH);
     if constexpr (CHAINS != SCAN_FORWARD)
         if (block < backward)
-            DeltaChain<typename F::Backward, true, DOCS>{
-                tensors.backward, shared.backward, chunks, slice, head, b, h, doc_start, T}
+            DeltaChain<typename F::Backward, true, DOCS, DECAY>{
+                tensors.backward, shared.backward, chunks, slice, head, b, h, doc_start, T, slices}
                 .run();
     if constexpr (CHAINS != SCAN_BACKWARD)
         if (block >= backward)
-            DeltaChain<typename F::Forward, false, DOCS>{
-                tensors.forward, shared.forward, chunks, slice, head, b, h, doc_start, T}
+            DeltaChain<typename F::Forward, false, DOCS, DECAY>{
+                tensors.forward, shared.forward, chunks, slice, head, b, h, doc_start, T, slices}
                 .run();
 }
 
+template <ScanChains CHAINS, bool LARGE, bool DECAY>
+static inline void delta_rule_launch_states_of(const DeltaStatesTensors& t, const DeltaWork* work,
+                                               const ScanShape* s, cudaStream_t stream) {
+    typedef DeltaKernel<CHAINS, LARGE, DECAY> F;
+    auto kernel = delta_rule_states_kernel<CHAINS, LARGE, false, DECAY>;
+    if constexpr (!DECAY)
+        if (s->doc_start) kernel = delta_rule_states_kernel<CHAINS, LARGE, true, DECAY>;
+    scan_launch<F>(kernel, (1 + F::BOTH) * s->B * s->NH * work->slices * F::SLICES, stream, t, work->chunks,
+                   s->NH, s->doc_start, (int)s->T, work->slices);
+}
 template <ScanChains CHAINS, bool LARGE>
-static inline void delta_rule_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
-                                            cudaStream_t stream) {
-    typedef DeltaKernel<CHAINS, LARGE> F;
-    auto kernel = s->doc_start ? delta_rule_states_kernel<CHAINS, LARGE, true>
-                               : delta_rule_states_kernel<CHAINS, LARGE, false>;
-    scan_launch<F>(kernel, (1 + F::BOTH) * s->B * s->NH * F::SLICES, stream, t, chunks, s->NH, s->doc_start,
-                   (int)s->T);
+static inline void delta_rule_launch_states(const DeltaStatesTensors& t, const DeltaWork* work,
+                                            const ScanShape* s, cudaStream_t stream) {
+    if (s->decays)
+        delta_rule_launch_states_of<CHAINS, LARGE, true>(t, work, s, stream);
+    else
+        delta_rule_launch_states_of<CHAINS, LARGE, false>(t, work, s, stream);
 }
 
 // dout: NULL in a forward pass
@@ -401,24 +461,27 @@ static inline void delta_rule_states(const DeltaWork* work, const Scan* a, const
     assert(s->key_head % 64 == 0);
     auto tiles = [&](const bf16* x) { return panel_tensor(x, 1, rows, 2, DELTA_D, DELTA_CHUNK); };
     auto slices = [&](const bf16* x) {
-        return panel_tensor(x, 1, rows, DELTA_D / DELTA_COLUMNS, DELTA_D, DELTA_CHUNK, DELTA_COLUMNS);
+        return panel_tensor(x, 1, rows * work->slices, DELTA_D / DELTA_COLUMNS, DELTA_D, DELTA_CHUNK,
+                            DELTA_COLUMNS);
     };
     auto keys = [&](const bf16* x) { return panel_tensor(x, s->B, s->T, panels, s->key_row, DELTA_CHUNK); };
     DeltaStatesTensors t = {};
     PanelTensor w = tiles(work->w), k = keys(a->k);
     int key_head = (int)(s->key_head / 64);
-    t.forward = {w, k, slices(work->u), {}, {}, work->states_t, work->values_t, a->state, key_head};
-    int64_t heads = s->NH * (DELTA_D / DELTA_COLUMNS);
+    t.forward = {w,        k,        slices(work->u), {}, {}, work->states_t, work->values_t,
+                 a->state, key_head, work->factors};
+    int64_t heads = s->NH * (s->V / DELTA_COLUMNS);
     if (dout)
         t.backward = {k,
                       w,
                       slices(work->y),
                       keys(a->q),
-                      panel_tensor(dout, s->B, s->T, heads, s->NH * DELTA_D, DELTA_CHUNK, DELTA_COLUMNS),
+                      panel_tensor(dout, s->B, s->T, heads, s->NH * s->V, DELTA_CHUNK, DELTA_COLUMNS),
                       work->dstates_t,
                       work->dvalues_t,
                       NULL,
-                      key_head};
+                      key_head,
+                      work->factors};
     bool large = scan_is_large();
     auto launch = chains == SCAN_FORWARD    ? large ? delta_rule_launch_states<SCAN_FORWARD, true>
                                                     : delta_rule_launch_states<SCAN_FORWARD, false>
@@ -426,5 +489,5 @@ static inline void delta_rule_states(const DeltaWork* work, const Scan* a, const
                                                        : delta_rule_launch_states<SCAN_BACKWARD, false>
                      : large ? delta_rule_launch_states<SCAN_BOTH, true>
                                             : delta_rule_launch_states<SCAN_BOTH, false>;
-    launch(t, work->chunks, s, stream);
+    launch(t, work, s, stream);
 }

@@ -1,5 +1,5 @@
 /*
-The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S [K, V]:
+The recurrences of Mamba-2, DeltaNet and Gated DeltaNet on the GPU, in chunks. A head's state S [K, V]:
 
     S' = f_t S_(t-1)
     u_t = v_t, or with beta  beta_t (v_t - S'^T k_t)
@@ -7,6 +7,7 @@ The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S 
 
     log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, ssd_*.cuh
     beta without log_decay (f_t is 1) or skip, V 128                  DeltaNet, delta_rule_*.cuh
+    both, without skip, V a multiple of 128                           Gated DeltaNet, the same files
 
 Arguments of their functions, and what their kernels share. Operands of the GEMMs are bf16; sums, cumulative
 log decays and the states within a pass fp32. Every run gives the same bits. Nothing is allocated, so that a
@@ -22,7 +23,7 @@ gradients and beta 0 and log decay 0, so that they change nothing.
 
 typedef struct {
     int64_t B, T;
-    int NH, K, V;              // heads; K is 128; V is 64 (Mamba-2) or 128 (DeltaNet)
+    int NH, K, V;              // heads; K is 128; V as above
     int64_t key_row, key_head; // elements of q, k, dq, dk from token to token, from head to head; key_head 0:
                                // heads share q and k
     int64_t value_row;         // of v and dv from token to token; heads are adjacent
@@ -30,6 +31,7 @@ typedef struct {
     const int32_t*
         doc_start; // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read
                    // with beta alone, as a decay of 0 does the same. NULL: a sequence is one document
+    bool decays;   // with beta: there is also log_decay
 } ScanShape;
 
 typedef struct {

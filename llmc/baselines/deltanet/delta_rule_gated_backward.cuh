@@ -1,0 +1,306 @@
+/*
+Gradients of the delta rule with decays, from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh), in the terms
+of delta_rule_backward.cuh. With g the sums of the chunk's log decays, and D_ij = e^(g_i - g_j):
+
+    dP = lower(dO V'^T) * D       dA = -strict_lower(X V'^T) * D       E = diag(beta) (dA K - diag(e^g) X S0^T)
+    dQ = scale (diag(e^g) dO S0^T + dP K)
+    dV = scale diag(beta) X,      dbeta as without decays
+    dK = scale (E + (diag(beta) dA)^T K + dP^T Q + Z),   Z = diag(e^(g_C - g)) V' dS1^T
+
+Factors of queries and keys are decays too: dg_i = q_i.dQ_i + 2 k_i.E_i - k_i.dK_i, and C's also has the sum of all
+k_j.Z_j and <e^(g_C) S0, dS1>. A log decay's gradient is the sum of dg over its document's tokens of the chunk from its
+own on; that of a document's first token is 0. Pairs of tokens, which cancel in these sums, are the same bf16 numbers in
+a row and in a column.
+
+A thread block has a tile of 64 tokens of one head, each of its four warps 16 of them. It goes through the slices of
+values three times: for dP and dQ; backward for X, dA and dV; for Z. The slice that is in shared memory stays there.
+*/
+#pragma once
+
+#include "delta_rule_forward.cuh"
+
+struct DeltaGatedBackward {
+    static constexpr int THREADS = DeltaBlock::THREADS;
+    struct Shared {
+        bf16 q[DELTA_ROWS], k[DELTA_ROWS], values_t[DELTA_ROWS];
+        bf16 gradients[DELTA_ROWS];                 // dO, then dV'^T, then outputs of each warp
+        bf16 states_t[DELTA_STATE];                 // S0^T, then dS1^T
+        bf16 inverse_da[DELTA_CHUNK * DELTA_CHUNK]; // T, then diag(beta) dA
+        bf16 dp[DELTA_CHUNK * DELTA_CHUNK];         // then dg
+        float beta[DELTA_CHUNK], cum[DELTA_CHUNK];
+    };
+    static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit on an SM");
+};
+
+// Writes 16 rows of a [CHUNK, CHUNK] tile from fragments.
+__device__ static inline void delta_rule_store_strip(bf16* tile, const uint32_t (&f)[4][4], int row) {
+    for (int i = 0; i < 16; i++)
+        *scan_pair<DELTA_CHUNK>(tile, row + (int)threadIdx.x % 32 / 4 + i % 2 * 8, i / 4 * 2 + i / 2 % 2) =
+            f[i / 4][i % 4];
+}
+
+// Stores a warp's 16 rows of 128 columns, A fragments, of which `rows` exist, through `tile`, as sm80_store.
+__device__ static inline void delta_rule_store_rows(bf16* to, int64_t row_stride, int rows, bf16* tile,
+                                                    const uint32_t (&f)[8][4]) {
+    const int lane = (int)threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        *scan_pair<DELTA_D>(tile, i % 2 * 8 + lane / 4, i / 4 * 2 + i / 2 % 2) = f[i / 4][i % 4];
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * DELTA_D / 8; i += 32) {
+        const int row = i / (DELTA_D / 8), chunk = i % (DELTA_D / 8);
+        if (row < rows)
+            store16(to + row * row_stride + chunk * 8,
+                    *(Raw8*)((char*)tile + sm80_chunk_offset<DELTA_D>(row, chunk)));
+    }
+}
+
+// acc += a strip of dP or dA, times K; the strip is also stored as rows of `tile`.
+__device__ static inline void delta_rule_times_keys(float (&acc)[1][16][4], const float (&strip)[1][8][4],
+                                                    bf16* keys, bf16* tile, int row) {
+    uint32_t f[4][4];
+    TileB<DELTA_D, true> tile_k(keys);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        scan_pack(f[j], strip, 2 * j);
+        scan_mma(acc, f[j], tile_k, j * 16);
+    }
+    delta_rule_store_strip(tile, f, row);
+}
+
+// The lane's parts of <S0, dS1> of a slice: dS1^T in shared memory, S0^T from `states`
+__device__ static inline float delta_rule_dot_states(const bf16* dstates, const bf16* states) {
+    float sum = 0;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x * 8; i < DELTA_STATE; i += DeltaBlock::THREADS * 8) {
+        float x[8], y[8];
+        unpack8(x, load_raw8(dstates + i));
+        unpack8(y, load_raw8(states + i));
+        for (int c = 0; c < 8; c++) sum += x[c] * y[c];
+    }
+    return sum;
+}
+
+// Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to token C.
+template <bool DOCS>
+__device__ static inline void delta_rule_dlog_decay(const ScanBackward& g, const float* dg, float total,
+                                                    const DeltaBlock& block, const DeltaWork& work,
+                                                    const ScanShape& s, const DeltaWalls& walls) {
+    const int i = (int)threadIdx.x, t = block.first + i;
+    if (i >= DELTA_CHUNK || t >= s.T) return;
+    const int64_t head = block.tile / work.chunks;
+    const int end = DOCS ? walls.end(i) : DELTA_CHUNK;
+    const bool begins = t == 0 || (DOCS && (walls.mask >> i & 1));
+    float sum = end == DELTA_CHUNK ? total : 0;
+    for (int j = end - 1; j >= i; j--) sum += dg[j];
+    g.dlog_decay[(head / s.NH * s.T + t) * s.NH + head % s.NH] = begins ? 0 : s.scale * sum;
+}
+
+// The thread block's tile, in the three parts of the kernel
+template <bool DOCS> struct DeltaGatedTile {
+    const ScanBackward& g;
+    const DeltaWork& work;
+    const ScanShape& s;
+    DeltaGatedBackward::Shared& shared;
+    const DeltaBlock& block;
+    const DeltaWalls& walls;
+    const int lane, row, left; // row: the warp's first one, of which `left` exist
+    const int64_t t, value_tile;
+    bf16* const own_rows;
+
+    __device__ void copy_values(int slice) const {
+        block.copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t, value_tile + slice);
+    }
+    __device__ void copy_states(const bf16* states, int slice) const {
+        block.copy_blocks<DELTA_STATE>(shared.states_t, states, value_tile + slice);
+    }
+    // The lane's parts of the dot products of its two rows
+    __device__ float2 row_dots(const float (&x)[1][16][4], bf16* tile) const {
+        float parts[2] = {};
+        scan_row_dot(parts, x, tile, row + lane / 4);
+        return make_float2(parts[0], parts[1]);
+    }
+    __device__ void store(bf16* to, const float (&x)[1][16][4]) const {
+        sm80_store<DELTA_D>(to + block.keys + t * s.key_row, s.key_row, left, own_rows, x,
+                            [&](int, int) { return s.scale; });
+    }
+
+    // dP and dQ; dg = q.dQ
+    __device__ void queries(float (&dg)[2], const float (&since)[2]) const {
+        float dp[1][8][4], dq[1][16][4];
+        scan_clear(dp);
+        scan_clear(dq);
+        for (int i = 0; i < work.slices; i++) {
+            if (i > 0) __syncthreads(); // the slice before has been read
+            block.copy(shared.gradients, g.dout + block.out + i * DELTA_D, s, (int64_t)s.NH * s.V);
+            copy_values(i);
+            copy_states(work.states_t, i);
+            cp_async_wait_all();
+            __syncthreads();
+            TileA<DELTA_D, false> tile_dout(shared.gradients, row);
+            scan_matmul<DELTA_D>(dp, tile_dout, BlockB<DELTA_CHUNK, true>(shared.values_t));
+            scan_matmul<DELTA_D>(dq, tile_dout, BlockB<DELTA_D, true>(shared.states_t));
+        }
+        delta_rule_scale_rows(dq, since);
+        delta_rule_mask<false, false, DOCS>(dp, row, walls);
+        delta_rule_decay<false>(dp, row, shared.cum);
+        delta_rule_times_keys(dq, dp, shared.k, shared.dp, row);
+        const float2 x = row_dots(dq, shared.q);
+        dg[0] = x.x, dg[1] = x.y;
+        store(g.dq, dq);
+    }
+
+    // X of a slice, which is stored as dV, and its part of X V'^T and X S0^T, both negative
+    __device__ void slice_values(float (&da)[1][8][4], float (&e)[1][16][4], int slice,
+                                 const float (&beta)[2]) const {
+        uint32_t dv[8][4];
+#pragma unroll
+        for (int half = 0; half < 2; half++) { // of the columns: fewer registers
+            float x[1][8][4];
+            uint32_t minus_x[4][4];
+            scan_clear(x);
+            scan_matmul<DELTA_CHUNK>(
+                x, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
+                BlockB<DELTA_CHUNK, false>(shared.gradients + block_offset(DELTA_CHUNK, half * 64, 0)));
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                const int r = n % 4;
+                const float *two = &x[0][n / 4 * 2 + r / 2][r % 2 * 2], scaled = beta[r % 2] * s.scale;
+                minus_x[n / 4][r] = pack_bf16x2(-two[0], -two[1]);
+                dv[half * 4 + n / 4][r] = pack_bf16x2(two[0] * scaled, two[1] * scaled);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                scan_mma(da, minus_x[k], BlockB<DELTA_CHUNK, true>(shared.values_t), (half * 4 + k) * 16);
+                scan_mma(e, minus_x[k], BlockB<DELTA_D, true>(shared.states_t), (half * 4 + k) * 16);
+            }
+        }
+        __syncthreads(); // dV' has been read
+        delta_rule_store_rows(g.dv + block.values + slice * DELTA_D + t * s.value_row, s.value_row, left,
+                              own_rows, dv);
+    }
+    // From the diagonal of -X V'^T
+    __device__ void store_dbeta(float (&minus_xv)[1][8][4], const float (&beta)[2]) const {
+        float x_values[2] = {}; // X_i V'_i, in one lane of the row's four
+        sm80_for_each(minus_xv, [&](float& y, int, int half, int i, int column) {
+            if (row + i == column) x_values[half] = -y;
+        });
+        for (int half = 0; half < 2; half++) {
+            const float of_row = quad_sum(x_values[half]);
+            const int64_t i = t + half * 8 + lane / 4, head = block.tile / work.chunks;
+            if (i < s.T && lane % 4 == 0)
+                g.dbeta[(head / s.NH * s.T + i) * s.NH + head % s.NH] =
+                    beta[half] > 0 ? of_row * s.scale / beta[half] : 0;
+        }
+    }
+    // dV, dbeta, diag(beta) dA in shared memory, and E; dg += 2 k.E
+    __device__ void values(float (&e)[1][16][4], float (&dg)[2], const float (&since)[2]) const {
+        const float beta[2] = {shared.beta[row + lane / 4], shared.beta[row + lane / 4 + 8]};
+        float da[1][8][4];
+        scan_clear(da);
+        scan_clear(e);
+        for (int i = work.slices - 1; i >= 0; i--) {
+            __syncthreads(); // dO, or the slice before, has been read
+            block.copy_blocks<DELTA_ROWS>(shared.gradients, work.dvalues_t, value_tile + i);
+            if (i < work.slices - 1) copy_values(i);
+            if (i < work.slices - 1) copy_states(work.states_t, i);
+            cp_async_wait_all();
+            __syncthreads();
+            slice_values(da, e, i, beta);
+        }
+        store_dbeta(da, beta);
+        delta_rule_mask<false, true, DOCS>(da, row, walls);
+        delta_rule_decay<false>(da, row, shared.cum);
+        delta_rule_scale_rows(da, beta);
+        delta_rule_scale_rows(e, beta);
+        delta_rule_scale_rows(e, since);
+        delta_rule_times_keys(e, da, shared.k, shared.inverse_da, row); // all warps have read T
+        const float2 x = row_dots(e, shared.k);
+        dg[0] += 2 * x.x, dg[1] += 2 * x.y;
+    }
+
+    // dK from E; dg -= k.dK. Returns the lane's part of what is C's alone.
+    __device__ float keys(float (&e)[1][16][4], float (&dg)[2]) const {
+        __syncthreads(); // dP and diag(beta) dA are complete, S0 has been read
+        copy_states(work.dstates_t, 0);
+        scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
+                                 TileB<DELTA_D, true>(shared.k));
+        scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.dp, row), TileB<DELTA_D, true>(shared.q));
+        float2 x = row_dots(e, shared.k);
+        dg[0] -= x.x, dg[1] -= x.y;
+        float z[1][16][4], until[2], total = 0;
+        scan_clear(z);
+        for (int i = 0; i < work.slices; i++) {
+            if (i > 0) {
+                __syncthreads(); // the slice before has been read
+                copy_values(i);
+                copy_states(work.dstates_t, i);
+            }
+            cp_async_wait_all();
+            __syncthreads();
+            scan_matmul<DELTA_D>(z, BlockA<DELTA_CHUNK>(shared.values_t, row),
+                                 BlockB<DELTA_D, true>(shared.states_t));
+            total += delta_rule_dot_states(shared.states_t, work.states_t + (value_tile + i) * DELTA_STATE);
+        }
+        total *= work.factors[block.tile * DELTA_FACTORS + DELTA_UNTIL - 1]; // e^(g_C), 0 behind a wall
+        delta_rule_row_factors(until, DELTA_UNTIL, row, block, work);
+        delta_rule_scale_rows(z, until);
+        x = row_dots(z, shared.k);
+        dg[0] -= x.x, dg[1] -= x.y;
+#pragma unroll
+        for (int i = 0; i < 64; i++) e[0][i / 4][i % 4] += z[0][i / 4][i % 4];
+        store(g.dk, e);
+        return total + x.x + x.y;
+    }
+};
+
+template <bool DOCS>
+static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
+    delta_rule_gated_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
+                                     const __grid_constant__ DeltaWork work,
+                                     const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    DeltaGatedBackward::Shared& shared = *(DeltaGatedBackward::Shared*)shared_bytes;
+    DeltaBlock block(work, s);
+    DeltaWalls walls = {};
+    if (DOCS) walls = DeltaWalls::of(block, work, s);
+    const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16;
+    const DeltaGatedTile<DOCS> tile = {.g = g,
+                                       .work = work,
+                                       .s = s,
+                                       .shared = shared,
+                                       .block = block,
+                                       .walls = walls,
+                                       .lane = lane,
+                                       .row = row,
+                                       .left = (int)s.T - block.first - row,
+                                       .t = block.first + row,
+                                       .value_tile = block.tile * work.slices,
+                                       .own_rows = shared.gradients + row * DELTA_D};
+    block.copy(shared.k, a.k + block.keys, s, s.key_row);
+    block.copy(shared.q, a.q + block.keys, s, s.key_row);
+    block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, work.inverse);
+    delta_rule_load_beta(shared.beta, a.beta, block, work, s);
+    delta_rule_load_cum(shared.cum, block, work);
+    float since[2], dg[2], e[1][16][4];
+    delta_rule_row_factors(since, DELTA_SINCE, row, block, work);
+    tile.queries(dg, since);
+    tile.values(e, dg, since);
+    float total = tile.keys(e, dg);
+    float *of_rows = (float*)shared.dp, *sums = of_rows + DELTA_CHUNK; // all warps have read dP
+    for (int half = 0; half < 2; half++) {
+        float sum = quad_sum(dg[half]);
+        if (lane % 4 == 0) of_rows[row + lane / 4 + half * 8] = sum;
+    }
+    total = block_sum_all(total, *(float(*)[32])sums);
+    delta_rule_dlog_decay<DOCS>(g, of_rows, total, block, work, s, walls);
+}
+
+static inline void delta_rule_gated_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
+                                              const ScanShape* s, cudaStream_t stream) {
+    auto kernel =
+        s->doc_start ? delta_rule_gated_backward_kernel<true> : delta_rule_gated_backward_kernel<false>;
+    scan_launch<DeltaGatedBackward>(kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
+}
