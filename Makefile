@@ -237,7 +237,7 @@ build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
 # The trainer itself, for the tests that start it as one rank or several
 build/test/train_fox_double: train_fox.c $(HEADERS) build/flags | build/test
 	$(SAY)
-	$(Q)$(CC) $(CFLAGS) -O1 -DREAL_IS_DOUBLE $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
+	$(Q)$(CC) $(CFLAGS) -O2 -DREAL_IS_DOUBLE $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
 build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
 	$(SAY)

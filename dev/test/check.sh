@@ -87,4 +87,4 @@ trainer_files() {
     [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
     check "make the files" files make "$scratch/files"
 }
-files() { "$python" dev/test/cli_files.py "$@"; }
+files() { "$python" -S dev/test/cli_files.py "$@"; } # without packages, which take longer to find than this to run

@@ -24,7 +24,7 @@ independent of the C code; needs only Python's standard library.
                                           prints its exit code and what it is stopping after
 """
 
-import array, copy, fcntl, json, math, os, shutil, signal, statistics, struct, subprocess, sys, threading
+import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys, threading
 
 # ----------------------------------------------------------------------------
 # safetensors
@@ -398,6 +398,8 @@ def check_same_steps(path_a, path_b):
 def check_spikes(path, deviations, least):
     """The log's skipped steps, at least `least`, are those whose norm is beyond the deviations of the 128 norms that end with
     the step before the last one."""
+    import statistics  # which takes longer to load than other commands to run
+
     with open(path) as f:
         steps = {line["step"]: line for line in map(json.loads, f) if line["event"] == "step"}
     for number, line in steps.items():

@@ -16,11 +16,11 @@ export OMP_NUM_THREADS=1
 rm -rf "$scratch"
 mkdir -p "$scratch"
 python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
+files() { "$python" -S dev/test/cli_files.py "$@"; }
 check "make the files" files make "$files"
 
 # A small model, trained for 20 steps.
-sizes="--set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32"
+sizes="--set hidden_size=16 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=16"
 tiny="--model fox-pro-nano $sizes"
 batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"
 
@@ -223,7 +223,7 @@ $tiny --set window_size=-1|--set: window_size=-1 is not a whole number
 $tiny --set layer_types=deltnet|--set: layer_types: no kind of layer is called 'deltnet' (is deltanet meant?): they are attention, deltanet, hgrn2
 $tiny --set layer_types=attention:windows=4|--set: layer_types: 'windows=4' of 'attention:windows=4' is none of attention's window=N, rope and norope
 $tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers is
-$tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 64 channels of the layers
+$tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 32 channels of the layers
 $tiny --set mamba2_num_heads=4|mamba2_num_heads: no layer is mamba2
 $tiny --set layer_types=mamba2 --sequence-ranks 2 --dry-run|--sequence-ranks 2: ranks cannot share the layers of a model with layer_types
 $tiny --set layer_types=mamba2 --dry-run --gpu H200|--gpu: the memory of FoxStackForCausalLM is planned by ./train_foxcu alone
@@ -237,8 +237,8 @@ $tiny --set rope_scaling=llama3:8|--set: rope_scaling=llama3:8 is none of null, 
 $tiny --set use_rope=true --set rope_scaling=yarn:0|--set: rope_scaling=yarn:0: the factor is not a number from 1 to 1000000
 $tiny --set rope_scaling=yarn:4|rope_scaling: this model has no RoPE (use_rope is false)
 --model mamba2-nano --set rope_scaling=yarn:4|--set: no config key is called 'rope_scaling'
-$tiny --set num_heads=5|hidden_size 32 is not a multiple of num_heads 5
-$tiny --set num_heads=32 --set use_rope=true|RoPE rotates pairs of channels, but the head size 1 is odd
+$tiny --set num_heads=5|hidden_size 16 is not a multiple of num_heads 5
+$tiny --set num_heads=16 --set use_rope=true|RoPE rotates pairs of channels, but the head size 1 is odd
 $tiny --set eos_token_id=257|bos_token_id or eos_token_id is not below vocab_size 257
 $tiny --seq-len 16|--data GLOB is missing
 $tiny --seq-len 16 --dump x|--data GLOB is missing
@@ -456,7 +456,7 @@ good_data() {
 names() {
     for family in fox-pro fox-llama transformer-pro transformer-llama; do
         rm -rf "$out"
-        check "$family" run --model $family-nano $sizes --set num_hidden_layers=2 $batches --max-steps 1 \
+        check "$family" run --model $family-nano ${sizes//=16/=32} --set num_hidden_layers=2 $batches --max-steps 1 \
             --data "$shards/text.bin" --out "$out"
         check "names of $family" files names "$out/step_00000001" $family
         check "--init of $family" run --init "$out/step_00000001" $batches --dump "$scratch/dump" \
@@ -465,7 +465,7 @@ names() {
     done
 }
 
-generate() { run --init "$out/step_00000020" --generate 40 "$@"; }
+generate() { run --init "$out" --generate 40 "$@"; }
 
 # text NAME OPTION...: writes what --generate prints to $scratch/NAME
 text() {
@@ -504,9 +504,9 @@ texts() {
 
     rm -rf "$out"
     check "a model of GPT-2's vocabulary" train_on gpt2 --set vocab_size=50257 --set hidden_size=8 \
-        --sample-every 20
-    said "step 20/20  sample:  "
-    check "ends texts with its last token" grep -q '"eos_token_id": 50256' "$out/step_00000020/config.json"
+        --max-steps 2 --sample-every 2
+    said "step  2/20  sample:  "
+    check "ends texts with its last token" grep -q '"eos_token_id": 50256' "$out/step_00000002/config.json"
     dies "--vocab FILE is missing" generate
     dies "none: cannot open" generate --vocab none
     dies "none: cannot open" run $tiny --set vocab_size=50257 --set hidden_size=8 $batches \
@@ -554,68 +554,6 @@ schedules() {
     said "schedule                       wsd: linear to 0 of the peak over the last 256 tokens"
     check "--dry-run of wsd-sqrt" run $tiny $batches --lr-schedule wsd-sqrt --dry-run
     said "schedule                  wsd-sqrt: as 1 - sqrt to 0 of the peak over the last 256 tokens"
-}
-
-# The losses of all steps, and of the parts of the held-out data at the end
-losses() {
-    sed -n 's/.*"event":"step".*"loss":\([^,]*\),.*/\1/p' "$out/log.jsonl"
-    grep -o '"val_loss_of":.*' "$out/log.jsonl" | tail -n 1
-}
-
-mixtures() {
-    local other=$scratch/other text=$shards/text.bin name
-    for name in text val; do # others by their first tokens
-        cp "$shards/$name.bin" "$other.$name.bin"
-        printf '\1\0\2\0' | dd of="$other.$name.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null
-    done
-    local mixture="--data $text:3,$other.text.bin:1 --val-data $shards/val.bin:1,$other.val.bin:1 --val-every 10"
-    check "--dry-run of a mixture" run $tiny $batches $mixture --dry-run
-    said "  75.00% of the sequences from the"
-    said "tokens of $other.text.bin, read"
-    rm -rf "$out"
-    check "a mixture" train $mixture
-    said "  $shards/val.bin   "
-    losses >"$scratch/whole"
-    equals 2 "$(grep -c 'val_loss_of.*val.bin.*other.val.bin' "$out/log.jsonl")"
-    equals 21 "$(wc -l <"$scratch/whole")"
-    rm -rf "$out"
-    check "stopped" train $mixture --max-steps 7
-    dies "--data $text:1,$other.text.bin:1: not the data that the run" run --resume --out "$out" \
-        --data "$text:1,$other.text.bin:1"
-    check "resumed with the same shares" run --resume --out "$out" --data "$text:0.75,$other.text.bin:0.25" --max-steps 20
-    equals "$(cat "$scratch/whole")" "$(losses)"
-    check "--eval of a mixture" run --init "$out" --val-data "$shards/val.bin:1,$other.val.bin:1" --eval "$scratch/mixture.json" --seq-len 16
-    rm -rf "$out"
-    dies "some of its patterns have a weight (PATTERN:WEIGHT), others have none" train --data "$text:3,$other.text.bin"
-    dies "the weight of $text is 0" train --data "$text:0,$other.text.bin:1"
-    rm -rf "$out"
-}
-
-# Documents that --eval rolls are those of shards which were rolled, also behind shorter contexts.
-rolled() {
-    local documents=$scratch/documents name result
-    seq 1 2000 >"$scratch/numbers" # two documents
-    check "shards" data/text_to_shards --tokenizer byte --doc-len 4096 --out "$documents" "$scratch/numbers"
-    check "rolled" data/text_to_shards --tokenizer byte --doc-len 4096 --roll 5 --out "$documents.rolled" "$scratch/numbers"
-    rm -rf "$out"
-    check "a model" train_on text --max-steps 1
-    for name in "documents.rolled" "documents --roll 5" documents "documents --roll 6"; do
-        set -- $name
-        check "--eval of $name" run --init "$out" --eval "$scratch/$1.json" --seq-len 4096 "${@:2}" \
-            --val-data "$scratch/$1_train_*.bin"
-        result=$(grep -A1 '"\(loss_mean\|last_loss\)"' "$scratch/$1.json")
-        [ "$name" = documents.rolled ] && whole=$result
-        case $name in
-            "documents --roll 5") equals "$whole" "$result" ;;
-            *.rolled) said "each the beginning of a document" ;;
-            *) [ "$whole" != "$result" ] && pass || fail "$name has the losses of --roll 5" ;;
-        esac
-    done
-    equals '"roll": 6,' "$(grep -o '"roll".*' "$scratch/documents.json")"
-    dies "--roll: only --eval rolls documents" train_on text --roll 1
-    dies "--roll: --val-data $shards/text.bin has no documents" run --init "$out" --eval "$scratch/no.json" --roll 1 \
-        --val-data "$shards/text.bin" --seq-len 16
-    rm -rf "$out"
 }
 
 odd_options() {
@@ -671,8 +609,6 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     names
     texts
     schedules
-    mixtures
-    rolled
     odd_options
 done
 report

@@ -16,15 +16,18 @@ trap unmount EXIT
 rm -rf "$scratch"
 mkdir -p "$scratch"
 python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
+files() { "$python" -S dev/test/cli_files.py "$@"; }
 check "make the files" files make "$scratch/files"
 
 # Steps of two micro-batches each. The long run trains on two epochs of shuffled data.
 long=120
 short=20
-options="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2
-    --set intermediate_size=32 --seq-len 16 --batch-tokens 64 --micro-batch 2 --warmup-tokens 640 --shuffle
-    --data $shards/text.bin"
+# options_of WIDTH
+options_of() {
+    options="--model fox-pro-nano --set hidden_size=$1 --set num_hidden_layers=1 --set num_heads=2
+        --set intermediate_size=$1 --seq-len 16 --batch-tokens 64 --micro-batch 2 --warmup-tokens 640 --shuffle
+        --data $shards/text.bin"
+}
 
 # run STEPS OUT OPTION...
 run() { "$trainer" $options --max-tokens $(($1 * 64)) --out "${@:2}"; }
@@ -236,7 +239,7 @@ damaged() {
     of=two
     for file in config.json trainer.json model.safetensors optimizer.safetensors; do
         for position in 0 0.37 0.61 0.83 1; do
-            damage "a flipped bit at $position of $file" "$python" "$PWD/dev/test/cli_files.py" flip $file $position
+            damage "a flipped bit at $position of $file" "$python" -S "$PWD/dev/test/cli_files.py" flip $file $position
             said "step_00000010/$file: " stderr
         done
     done
@@ -263,7 +266,7 @@ damaged() {
 # refused FILE TENSOR VALUE CONTAINS: a tensor of the later checkpoint has the value everywhere; it is not trained on
 refused() {
     local of=older
-    damage "$3 in $2" "$python" "$PWD/dev/test/cli_files.py" fill "$1" "$2" "$3"
+    damage "$3 in $2" "$python" -S "$PWD/dev/test/cli_files.py" fill "$1" "$2" "$3"
     said "/$1: tensor '$2' contains $4, which is not a valid" stderr
 }
 
@@ -348,12 +351,15 @@ full() {
 }
 
 full_disk() {
-    full "$scratch/limited" bash -c 'ulimit -f 150; exec "$@"' -
+    local of=$scratch/$short/step_00000020
+    # in KiB: what the optimizer's file is larger than, and one and a half checkpoints
+    local file=$(($(stat -c %s "$of/optimizer.safetensors") / 1024 - 1)) space=$(($(du -sk "$of" | cut -f1) * 3 / 2))
+    full "$scratch/limited" bash -c "ulimit -f $file; exec \"\$@\"" -
     check "resume with enough space" resume "$scratch/limited"
     ends_same $short "$scratch/limited"
 
     mkdir -p "$disk"
-    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then skip "a full disk: mount works only for root"; return; fi
+    if ! mount -t tmpfs -o size=${space}k none "$disk" 2>/dev/null; then skip "a full disk: mount works only for root"; return; fi
     full "$disk/run" env
     check "more space" mount -o remount,size=2m "$disk"
     check "resume with enough space" resume "$disk/run"
@@ -632,6 +638,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
         continue
     fi
     find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
+    case $trainer in *sanitized) options_of 16 ;; *) options_of 32 ;; esac # the former is slow
     for part in same_bits stack evaluated killed interrupted stdout_closed damaged not_finite not_learning refused_at_the_start \
         full_disk moved_away changed from_a_run rotations initialization tokenizers branches branches_refused spikes left_behind; do
         $part
