@@ -6,6 +6,7 @@ independent of the C code; needs only Python's standard library.
                                           checkpoint's checksums
     cli_files.py fill FILE TENSOR VALUE   the same, with the value in all of the tensor
     cli_files.py drop FILE TENSOR         takes a tensor out of a safetensors file
+    cli_files.py join FILE                joins each MLP's gate_proj and up_proj in one gate_proj
     cli_files.py flip FILE POSITION       flips a bit; POSITION from 0 to 1 says where in the file
     cli_files.py unseal FILE              drops the checksums of a trainer.json
     cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
@@ -70,6 +71,23 @@ def drop(path, name):
     for tensor in header.values():
         tensor["data_offsets"] = [at - (last - first if at >= last else 0) for at in tensor["data_offsets"]]
     write(path, header, data[:first] + data[last:])
+    drop_checksums(path)
+
+
+def join(path):
+    header, data = read(path)
+    for up in [name for name in header if ".up_proj." in name]:
+        gate, (first, last) = header[up.replace("up_proj", "gate_proj")], header.pop(up)["data_offsets"]
+        begin, end = gate["data_offsets"]
+        gate.update(shape=[2 * gate["shape"][0], gate["shape"][1]],
+                    data_offsets=[len(data), len(data) + end - begin + last - first])
+        data += data[begin:end] + data[first:last]
+    packed = b""  # without what nothing names any more
+    for tensor in header.values():
+        begin, end = tensor["data_offsets"]
+        tensor["data_offsets"] = [len(packed), len(packed) + end - begin]
+        packed += data[begin:end]
+    write(path, header, packed)
     drop_checksums(path)
 
 
@@ -472,6 +490,8 @@ if __name__ == "__main__":
         put(*args[:2], float(args[2]), True)
     elif command == "drop":
         drop(*args)
+    elif command == "join":
+        join(*args)
     elif command == "flip":
         flip(args[0], float(args[1]))
     elif command == "unseal":

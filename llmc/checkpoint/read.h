@@ -5,7 +5,8 @@ of the files and reading a rank's ranges.
     checkpoint_verify, checkpoint_verify_init    a share of the blocks of a folder's files
     checkpoint_read_file                         a rank's ranges of one file into its buffers
 
-A folder of a LlamaForCausalLM has other names (llama.h), and some of our tensors in two parts.
+A folder of a LlamaForCausalLM has other names (llama.h), and some of our tensors in two parts. A Gated DeltaNet of
+flash-linear-attention's first months has the MLP's gate_proj and up_proj as one matrix gate_proj [2I, d].
 
 All names, shapes, types and file sizes are checked before anything is written to the caller's buffers.
 Reading converts from any floating-point type, and refuses what training would spread from: a number that
@@ -185,11 +186,16 @@ static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTen
     return true;
 }
 
+// The two tensors of an MLP whose input projections are apart
+#define CHECKPOINT_GATE_PROJ ".mlp.gate_proj."
+#define CHECKPOINT_UP_PROJ   ".mlp.up_proj."
+
 // A folder's weights or moments, open for reading.
 typedef struct {
     SafetensorsSet set;
     CheckpointFile file;
-    bool llama; // the names are Llama's
+    bool llama;  // the names are Llama's
+    bool joined; // gate_proj also has the rows of up_proj
 } CheckpointSource;
 
 // A tensor of the folder, as the table wants it.
@@ -202,6 +208,15 @@ static inline int checkpoint_source_parts(const CheckpointSource* s, int tensor)
     return s->llama ? llama_parts(s->file.tensors[tensor].name) : 1;
 }
 
+// Where a tensor of the table is one half of the folder's: 0, 1 of the second; -1 where it is not.
+static inline int checkpoint_source_half(const CheckpointSource* s, int tensor) {
+    const char* name = s->file.tensors[tensor].name;
+    return !s->joined                           ? -1
+           : strstr(name, CHECKPOINT_UP_PROJ)   ? 1
+           : strstr(name, CHECKPOINT_GATE_PROJ) ? 0
+                                                : -1;
+}
+
 // Part `part` of a tensor of the table. The name is valid while `want` is.
 static inline void checkpoint_source_want(const CheckpointSource* s, int tensor, int part,
                                           CheckpointWanted* want) {
@@ -210,6 +225,12 @@ static inline void checkpoint_source_want(const CheckpointSource* s, int tensor,
     if (s->llama) llama_name(want->name, want->tensor.name, part);
     want->tensor.name = want->name;
     want->tensor.shape[0] /= checkpoint_source_parts(s, tensor);
+    const int half = checkpoint_source_half(s, tensor);
+    if (half == 1) {
+        const int64_t before = strstr(want->name, CHECKPOINT_UP_PROJ) - want->name;
+        snprintf(want->name + before, sizeof want->name - (size_t)before, CHECKPOINT_GATE_PROJ "weight");
+    }
+    if (half >= 0) want->tensor.shape[0] *= 2;
 }
 
 // Fails if the files hold a tensor that is not in the table. To ignore it would be to load a model other than the one
@@ -248,6 +269,11 @@ static inline bool checkpoint_source_open(CheckpointSource* s, const char* folde
     if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
     s->file = checkpoint_file(table, file, element_bytes);
     s->llama = safetensors_set_find(&s->set, LLAMA_EMBEDDINGS) != NULL;
+    for (int i = 1; i < s->file.count; i++) {
+        const SafeTensor *gate = &s->file.tensors[i - 1], *have = safetensors_set_find(&s->set, gate->name);
+        if (strstr(gate[1].name, CHECKPOINT_UP_PROJ) && have && have->shape[0] == 2 * gate->shape[0])
+            s->joined = true;
+    }
     bool ok = true;
     for (int i = 0; ok && i < s->file.count; i++)
         for (int part = 0; ok && part < checkpoint_source_parts(s, i); part++) {
@@ -280,7 +306,8 @@ static inline bool checkpoint_read_piece(const CheckpointSource* s, const Checkp
         char* out = (char*)to + done * size;
         n = p->count - done < left ? p->count - done : left;
         if (!from) memset(out, 0, (size_t)(n * size));
-        if (from && !safetensors_read_range(from, at % whole, n, out, size, err)) return false;
+        const int64_t skipped = checkpoint_source_half(s, p->tensor) == 1 ? whole : 0;
+        if (from && !safetensors_read_range(from, skipped + at % whole, n, out, size, err)) return false;
     }
     return true;
 }

@@ -77,10 +77,32 @@ no_lower_bounds() {
     dies "tensor 'model.lower_bounds' is missing" ./train_fox --init "$to" $batches --dump "$scratch/dump"
 }
 
+# Folders of flash-linear-attention's first months have the MLP's input projections as one matrix.
+joined_mlp() {
+    small=$(model gated-deltanet)
+    local from to=$scratch/joined
+    from=$(last "$scratch/gated-deltanet")
+    cp -r "$from" "$to"
+    check "join them" python3 dev/test/cli_files.py join "$to/model.safetensors"
+    for folder in "$from" "$to"; do
+        check "--dump of $folder" ./train_fox --init "$folder" $batches --dump "$scratch/mlp.$(basename "$folder")"
+    done
+    same "$scratch/mlp.$(basename "$from")" "$scratch/mlp.joined"
+    check "on two ranks" mpirun -q --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/mlp.ranks"
+    check "on one" ./train_fox --init "$from" $batches --max-steps 2 --out "$scratch/mlp.one"
+    check "the same weights" python3 dev/test/trainer/ranks.py close "$scratch/mlp.one/step_00000002" \
+        "$scratch/mlp.ranks/step_00000002" 1e-3
+    check "drop one" python3 dev/test/cli_files.py drop "$to/model.safetensors" model.layers.1.mlp.gate_proj.weight
+    dies "tensor 'model.layers.1.mlp.gate_proj.weight' is missing" ./train_fox --init "$to" $batches --dump "$scratch/dump"
+    check "drop one" python3 dev/test/cli_files.py drop "$from/model.safetensors" model.layers.1.mlp.up_proj.weight
+    dies "tensor 'model.layers.1.mlp.up_proj.weight' is missing" ./train_fox --init "$from" $batches --dump "$scratch/dump"
+}
+
 for family in deltanet gated-deltanet hgrn2 mamba2; do
     small=$(model $family)
     runs $family
     one_thing_and_exit $family
 done
 no_lower_bounds
+joined_mlp
 report
