@@ -108,7 +108,8 @@ static bool gradient_cancels(const Model* model, ParamKind kind) {
 // the whole model's; 10% where all of it cancels.
 static void compare_pass(const Model* model, const PassResult* pass, const Expected* e) {
     const char* name = e->name;
-    bool recurrent = model->config.mixer != MIXER_ATTENTION;
+    const bool recurrent =
+        config_layers_of(&model->config, MIXER_ATTENTION) < model->config.num_hidden_layers;
     int64_t BT = model->B * model->T;
     double mean = 0, least = 1e-2 * norm_of(e->grads.data(), model->table.count);
     float loss = (float)pass->loss;
@@ -121,8 +122,10 @@ static void compare_pass(const Model* model, const PassResult* pass, const Expec
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
         const float* got = pass->grads.data() + p->offset;
+        const bool of_mixer = p->kind >= NUM_SHARED_KINDS;
         if (p->trainable)
-            compare(name, recurrent, p->kind, p->name, got, e->grads.data() + p->offset, p->count,
+            compare(name, of_mixer ? p->kind >= P_FIRST_OF(MIXER_ATTENTION + 1) : recurrent, p->kind, p->name,
+                    got, e->grads.data() + p->offset, p->count,
                     gradient_cancels(model, p->kind) ? 10 * least : least);
         else
             for (int64_t i = 0; i < p->count; i++) CHECK(got[i] == 0, "%s: %s has a gradient", name, p->name);
@@ -256,6 +259,11 @@ static const char* const RECURRENT_MODELS[] = {
     "hgrn2 use_lower_bound=true hidden_size=256 intermediate_size=72 vocab_size=257",
     "mamba2 state_size=128 hidden_size=64 vocab_size=257"};
 
+// Layers of different kinds
+static const char STACK[] =
+    "fox-pro layer_types=mamba2,attention:window=20:rope,deltanet,hgrn2,attention,gated_deltanet "
+    "num_hidden_layers=6 hidden_size=256 intermediate_size=72";
+
 static void test_fixtures(void) {
     check_fixture("fox-pro-dh64");
     check_fixture("fox-llama-dh64");
@@ -310,6 +318,7 @@ static void check_extension(const char* spec) {
 static void test_extension(void) {
     static const char* const specs[] = {
         "fox-pro hidden_size=128 intermediate_size=72",
+        STACK,
         "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
         "transformer-pro rope_scaling=yarn:4:64 hidden_size=128 intermediate_size=72",
         "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
@@ -326,6 +335,7 @@ static void test_quick(void) {
     poison = false;
     check_fixture("fox-pro-dh128");
     for (const char* spec : RECURRENT_MODELS) check_variant(spec, 1, 67);
+    check_variant(STACK, 2, 150);
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-pro tie_word_embeddings=true hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);

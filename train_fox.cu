@@ -58,7 +58,7 @@ or gradient is not finite changes nothing on the device itself.
     X(double, score_limits, UP_TO_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
     X(float, lse, UP_TO_QKV, BT * NH)                    /* [L,B,NH,T] */ \
-    X(float, angles, SHARED, config->use_rope * T * dh) /* [T,dh/2,2] of RoPE */ \
+    X(float, angles, SHARED, config_uses_rope(config) * T * dh) /* [T,dh/2,2] of RoPE */ \
     X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dk, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
     X(bf16, dv, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
@@ -168,8 +168,10 @@ static Pruning head_pruning(const Layer* layer, const AttentionHeads* heads, con
             .scratch = layer->scratch};
 }
 
-// Without a gate all layers share cum_logf and bounds, those of documents.
-static bool has_own_gates(const Layer* layer) { return layer->l == 0 || config_has_gate(layer->config); }
+// Without a gate all layers share cum_logf and bounds, those of documents, if they have one window.
+static bool has_own_gates(const Layer* layer) {
+    return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
+}
 
 // o = attention(qkv(proj)) of some heads over whole sequences
 static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16* o, const bf16* proj) {
@@ -568,8 +570,10 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->acts = pass_acts(&model->pass, 0);
     scratch_reserve(&model->scratch, model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
-    const Layer layer = model_layer(model, &model->pass, 0);
-    if (model_mixer(model, 0)->init) model_mixer(model, 0)->init(&layer);
+    for (int64_t l = 0; l < (config_is_stack(&model->config) ? L : 1); l++) {
+        const Layer layer = model_layer(model, &model->pass, l);
+        if (model_mixer(model, l)->init) model_mixer(model, l)->init(&layer);
+    }
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
@@ -639,10 +643,18 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Counts of attention blocks of the step in progress, [L] on the device; NULL where attention has no bounds.
+static int64_t model_attention_layers(const Model* model) {
+    return config_layers_of(&model->config, MIXER_ATTENTION);
+}
+
+// Counts of attention blocks of the step in progress, [layers with attention] on the device; NULL where attention has
+// no bounds.
 static PruningCount* model_pruning(Model* model) {
-    Layer layer = model_layer(model, &model->pass, 0);
-    return config_has_bounds(&model->config) ? head_acts(&layer).pruning : NULL;
+    int64_t l = 0;
+    if (!config_has_bounds(&model->config)) return NULL;
+    while (model->table.by_layer[l].config.mixer != MIXER_ATTENTION) l++;
+    Layer layer = model_layer(model, &model->pass, l);
+    return head_acts(&layer).pruning;
 }
 
 // ----------------------------------------------------------------------------
@@ -702,7 +714,7 @@ static Norm model_final_norm(Model* model, const Pass* pass) {
 
 // Before the first pass of an optimizer step: nothing is counted yet.
 static void model_begin_step(Model* model) {
-    size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    size_t bytes = (size_t)model_attention_layers(model) * sizeof(PruningCount);
     const Layer layer = model_layer(model, &model->pass, 0);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
@@ -743,8 +755,9 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     model_embed(model);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         Layer layer = model_layer(model, &model->pass, l);
-        HeadActs a = head_acts(&layer);
         block_forward(model, l, false);
+        if (layer.config->mixer != MIXER_ATTENTION) continue;
+        HeadActs a = head_acts(&layer);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * kd);
         if (a.cum_logf) device_download(cum_logf.data(), a.cum_logf, NH * T * (int64_t)sizeof(double));
@@ -882,7 +895,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
-                        model->config.num_hidden_layers, model->stream);
+                        model_attention_layers(model), model->stream);
     global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
@@ -927,7 +940,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
     model_await_all_weights(model);
-    return cache_allocate(&layer, model_mixer(model, 0), sizes);
+    return cache_allocate(&model->config, &layer, mixers, sizes);
 }
 
 #ifndef TESTING
@@ -963,7 +976,7 @@ static void add_gradients(Model* model, int64_t step_tokens, bool last) {
 static void update(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes) {
     QueuedStep* q = &model->steps[model->num_queued++ % 2];
     cudaStream_t stream = model->stream;
-    size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    size_t bytes = (size_t)model_attention_layers(model) * sizeof(PruningCount);
     size_t times = (size_t)model->shard.size * sizeof(RankTime);
     *q->votes = *votes;
     CUDA_CHECK(
@@ -998,7 +1011,7 @@ static void finish_step(Model* model, LogStep* line) {
     line->fp8_saturated = model->fp8 ? stats->fp8_saturated : NULL;
     line->ranks = model->shard.size;
     line->times = q->times;
-    line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
+    line->num_layers = config_prunes(&model->config) ? (int)model_attention_layers(model) : 0;
     line->pruned = model->pruned;
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
 }
@@ -1023,7 +1036,7 @@ static void* finish_losses(Model* model) {
 }
 
 static bool pruning_counts(Model* model, double* counts) {
-    int64_t L = model->config.num_hidden_layers;
+    const int64_t L = model_attention_layers(model);
     if (!config_prunes(&model->config)) return false;
     PruningCount* host = (PruningCount*)xcalloc((size_t)L, sizeof *host);
     CUDA_CHECK(cudaMemcpy(host, model_pruning(model), (size_t)L * sizeof *host, cudaMemcpyDeviceToHost));
@@ -1050,7 +1063,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 
 static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;
-    return cache_bytes(&m->config, &m->table, model_mixer(m, 0), sizes);
+    return cache_bytes(&m->config, &m->table, mixers, sizes);
 }
 
 static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
@@ -1065,7 +1078,10 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
     gpu_check_model(&run->config, cudnn);
-    if (!cudnn) mixers[run->config.mixer]->check(&run->config, run->micro_batch, o->seq_len);
+    for (int64_t l = 0; l < run->config.num_hidden_layers && !cudnn; l++) {
+        const Config layer = config_layer(&run->config, l);
+        mixers[layer.mixer]->check(&layer, run->micro_batch, o->seq_len);
+    }
     if (cudnn && run->group.size > 1)
         die("--attention cudnn: these kernels have no --sequence-ranks: use --attention fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
@@ -1117,9 +1133,9 @@ static Model* trainer_open(Run* run) {
     if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
     pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
-    const char* attention = run->config.mixer != MIXER_ATTENTION ? NULL
-                            : model->cudnn                       ? "cuDNN"
-                                                                 : attention_path();
+    const char* attention = !config_has_attention(&run->config) ? NULL
+                            : model->cudnn                      ? "cuDNN"
+                                                                : attention_path();
     plan_describe(run->device, sizeof run->device, &plan, attention,
                   train && model->exchange ? exchange_path(model->exchange) : NULL);
     plan_set_rates(run, &plan, device->peak_flops);

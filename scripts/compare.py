@@ -30,6 +30,7 @@ A run that was resumed with other options has several configurations. It is name
 0.001 then 0.002 from step 512", unless what has changed is only how it is computed and measured.
 """
 import bisect
+import itertools
 import json
 import math
 import os
@@ -115,6 +116,8 @@ class Log:
         options.update(self.changes(free=False))
         options.update(item.partition("=")[::2] for item in options.pop("set", []))
         config = {"config." + k: v for k, v in self.start["config"].items()}
+        if isinstance(config.get("config.layer_types"), list):
+            config["config.layer_types"] = pattern(config["config.layer_types"])
         return options, {**config, "data_fingerprint": self.start.get("data_fingerprint")}
 
     def changes(self, free=True):
@@ -160,11 +163,19 @@ class Log:
             return False
         name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
         layers = self.start["config"].get("num_hidden_layers")
-        names = [f"model.layers.{i}.attn.{name}" for i in range(layers if isinstance(layers, int) else 0)]
+        types = self.start["config"].get("layer_types") or ["attention"] * (layers if isinstance(layers, int) else 0)
+        names = [f"model.layers.{i}.attn.{name}" for i, kind in enumerate(types) if kind.startswith("attention")]
         for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
             biases, _ = read_tensors(path, names)
             self.half_lives = [[half_life(bias) for bias in layer] for layer in biases]
         return self.half_lives is not None
+
+
+def pattern(kinds):
+    """The shortest pattern of layers that repeats, as --set layer_types has it."""
+    length = next(n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    runs = [(kind, len(list(layers))) for kind, layers in itertools.groupby(kinds[:length])]
+    return ",".join(kind + (f"*{count}" if count > 1 else "") for kind, count in runs)
 
 
 def half_life(bias):

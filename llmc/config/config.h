@@ -531,10 +531,14 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
 static inline Config config_layer(const Config* c, int64_t l) {
     Config of = *c;
     if (!config_is_stack(c)) return of;
-    const LayerRun* type = layer_type(&c->layer_types, l);
+    for (LayerRun* run = of.layer_types.runs; run < of.layer_types.runs + of.layer_types.num_runs; run++) {
+        if (run->window < 0) run->window = c->window_size;
+        if (run->rope < 0) run->rope = c->use_rope;
+    }
+    const LayerRun* type = layer_type(&of.layer_types, l);
     if (type->mixer == MIXER_ATTENTION) {
-        if (type->window >= 0) of.window_size = type->window;
-        if (type->rope >= 0) of.use_rope = type->rope;
+        of.window_size = type->window;
+        of.use_rope = type->rope;
         return of;
     }
     config_set_mixer(&of, (MixerKind)type->mixer);

@@ -197,7 +197,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
 
 // Collective: fills pruned [layers] and returns the number of layers; 0 where nothing is pruned.
 static inline int evaluation_pruned(double* pruned, const Trainer* trainer, Model* model, const Run* run) {
-    const int L = (int)run->config.num_hidden_layers;
+    const int L = (int)config_layers_of(&run->config, MIXER_ATTENTION);
     double* counts = (double*)xcalloc((size_t)(2 * L), sizeof *counts);
     bool prunes = trainer->pruning_counts && trainer->pruning_counts(model, counts);
     if (prunes) world_sum(run->world, counts, 2 * L);

@@ -23,7 +23,7 @@ static double attention_of(double* a, const AttentionActs* acts, const HeadShape
             score += (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)key_of(acts, s, h, j)[x];
         const double* logf = acts->cum_logf ? acts->cum_logf + h * s->T : NULL;
         a[j] = exp(score / sqrt((double)s->dh) + (logf ? logf[i] - logf[j] : 0));
-        if (s->doc_start && j < s->doc_start[i]) a[j] = 0;
+        if ((s->doc_start && j < s->doc_start[i]) || j < head_first_key(s, i)) a[j] = 0;
         sum += a[j];
     }
     return sum;
@@ -110,17 +110,25 @@ typedef struct {
     Model* model;
 } LimitCheck;
 
+// Layer l of those with attention.
+static Layer attention_layer(const Model* model, int64_t l) {
+    int64_t at = 0;
+    while (model->table.by_layer[at].config.mixer != MIXER_ATTENTION || model->table.by_layer[at].number < l)
+        at++;
+    return model_layer(model, &model->pass, at);
+}
+
 // A HeadVisitor: U of the heads of layer l.
 static void check_limits(void* context, int64_t l, const LayerHeads* heads) {
     const LimitCheck* check = (const LimitCheck*)context;
-    const Layer layer = model_layer(check->model, &check->model->pass, l);
+    const Layer layer = attention_layer(check->model, l);
     const AttentionActs acts = attention_acts(&layer);
     const HeadShape s = attention_shape_of(&layer);
     HeadPath paths[3];
     attention_paths(&layer, &acts, paths);
     for (int64_t h = 0; h < s.NH; h++) {
         const double got = maps_score_limit(check->m, heads, h),
-                     want = limit_of(&acts, paths, &s, h, &check->model->config);
+                     want = limit_of(&acts, paths, &s, h, layer.config);
         CHECK(fabs(got - want) <= 1e-6 * want, "head %lld.%lld: U %.10g, not %.10g", (long long)l,
               (long long)h, got, want);
     }
@@ -134,7 +142,8 @@ static double check_maps(const char* name, int64_t T, real gate) {
     double shares = 0;
     for (int64_t l = 0; l < c->num_hidden_layers && config_has_gate(c); l++)
         for (int64_t h = 0; h < c->num_heads; h++)
-            model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset + h] = h ? 8 : gate;
+            if (model.table.by_layer[l].config.mixer == MIXER_ATTENTION)
+                model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset + h] = h ? 8 : gate;
     m->config = c, m->T = T, m->tokens = random_tokens(&model, T, 0);
     maps_measure(m, &maps_trainer, &model);
     LimitCheck limits = {m, &model};
@@ -143,7 +152,7 @@ static double check_maps(const char* name, int64_t T, real gate) {
     CHECK(!m->matrices[0] == (T > MAPS_ROWS), "%s: %lld tokens, matrices of heads %lld and %lld", name,
           (long long)T, (long long)m->shown[0], (long long)m->shown[1]);
     for (int64_t l = 0; l < m->L; l++) {
-        const Layer layer = model_layer(&model, &model.pass, l);
+        const Layer layer = attention_layer(&model, l);
         const AttentionActs acts = attention_acts(&layer);
         const HeadShape s = attention_shape_of(&layer);
         HeadPath paths[3];
@@ -160,7 +169,7 @@ static double check_maps(const char* name, int64_t T, real gate) {
             if (acts.cum_logf) life = -log(2) / (sum / tokens);
             // each of the T sums is rounded to a step of cum_logf, which walls make large
             const double steps = (double)T * DBL_EPSILON * fabs(cum_logf[T - 1] / sum);
-            if (config_prunes(c)) limit = limit_of(&acts, paths, &s, h, c);
+            if (config_prunes(c)) limit = limit_of(&acts, paths, &s, h, layer.config);
             if (config_prunes(c)) share = share_of(cum_logf, T, limit, c, s.doc_start);
             shares += share;
             CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11 + steps,
@@ -193,6 +202,8 @@ static int test_maps(void) {
     check_maps("fox-pro document_reset=true", 700, -1);
     check_maps("fox-pro document_reset=true log_pruning_tolerance=-116 vocab_size=300", 900, -1);
     check_maps("transformer-pro document_reset=true", 300, 4);
+    check_maps("fox-pro layer_types=hgrn2,attention:window=150:rope,deltanet,attention num_hidden_layers=4",
+               700, -1);
     CHECK(acp < ours, "ACP's rule prunes %g, ours %g", acp, ours);
     return test_report();
 }

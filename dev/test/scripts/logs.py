@@ -114,6 +114,20 @@ def check_gates(folder):
         assert [len(layer) for layer in halves] == [2, 2], halves
         assert all(abs(h - 0.5) < 1e-6 for layer in halves for h in layer), halves
 
+    # a stack is named by its pattern, and its layers without gates are left out
+    kinds = ["deltanet", "deltanet", "attention:window=64", "deltanet", "deltanet", "attention:window=64"]
+    os.makedirs(f"{folder}/stack")
+    with open(f"{folder}/stack/log.jsonl", "w") as f:
+        config = {"fgate_type": "full", "num_hidden_layers": 6, "layer_types": kinds}
+        f.write(json.dumps(run_line("fox", 1, 1e-3, 0, config=config)) + "\n" + json.dumps(step_line(1, 2, "fox")) + "\n")
+    write_tensors(f"{folder}/stack/step_00000001/model.safetensors",
+                  {f"model.layers.{i}.attn.fgate_proj.bias": [[0, i]] for i in (2, 5)})
+    stack = compare.Log(f"{folder}/stack")
+    assert stack.read_gates() and [life[0] for life in stack.half_lives] == [1, 1], stack.half_lives
+    assert stack.settings()[1]["config.layer_types"] == "deltanet*2,attention:window=64", stack.settings()
+    assert [compare.pattern(list(kinds)) for kinds in ("aba", "aab", "abaab", "aaa")] == [
+        "a,b", "a*2,b", "a,b,a", "a"]
+
 
 def make_still(folder):
     gate = {"fgate_type": "full", "num_hidden_layers": 1, "num_heads": 3, "fgate_bias_init": False}

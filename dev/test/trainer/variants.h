@@ -158,10 +158,16 @@ static inline void variant_for_gpu(char* out, size_t size, const char* name) {
     long long d = (long long)c.num_heads * (c.mixer == MIXER_ATTENTION ? 64
                                             : c.mixer == MIXER_MAMBA2  ? 32
                                                                        : 128);
-    snprintf(out, size, "%s hidden_size=%lld %s", name, d,
-             c.mixer == MIXER_MAMBA2           ? "state_size=128"
-             : c.mixer == MIXER_GATED_DELTANET ? "head_dim=128 intermediate_size=72"
-                                               : "intermediate_size=72");
+    int n = snprintf(out, size, "%s hidden_size=%lld %s", name, d,
+                     c.mixer == MIXER_MAMBA2           ? "state_size=128"
+                     : c.mixer == MIXER_GATED_DELTANET ? "head_dim=128 intermediate_size=72"
+                                                       : "intermediate_size=72");
+    for (int m = MIXER_ATTENTION + 1; m < NUM_MIXERS; m++) // of a stack
+        if (c.kind_heads[m])
+            n += snprintf(out + n, size - (size_t)n, " %s_num_heads=%lld", mixer_names[m],
+                          m == MIXER_MAMBA2 ? d / 32 : d / 128);
+    if (c.kind_state_size) n += snprintf(out + n, size - (size_t)n, " mamba2_state_size=128");
+    if (c.kind_head_dim) snprintf(out + n, size - (size_t)n, " gated_deltanet_head_dim=128");
 }
 
 // Random weights for which every tensor affects the loss: norm weights differ from 1, gates are neither

@@ -83,8 +83,9 @@ static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
         die("Gated DeltaNet's kernels on the GPU have heads of 128 or 256 values, not %lld: use ./train_fox",
             (long long)(config_inner_size(c) / c->num_heads));
     if (config_head_size(c) != 128)
-        die("DeltaNet's kernels on the GPU have heads of 128 channels, not %lld: set num_heads=%lld",
-            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, 128));
+        die("DeltaNet's kernels on the GPU have heads of 128 channels, not %lld: set %snum_heads=%lld",
+            (long long)config_head_size(c), config_is_stack(c) ? "deltanet_" : "",
+            (long long)ceil_div<int64_t>(c->hidden_size, 128));
 }
 
 static inline size_t deltanet_scratch_bytes(const Layer* layer) {

@@ -57,8 +57,9 @@ static inline void hgrn2_activations(Activations* rows, const Layer* layer, Reco
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
     (void)T;
     if (config_head_size(c) != GLA_HEAD)
-        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld", GLA_HEAD,
-            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, GLA_HEAD));
+        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set %snum_heads=%lld", GLA_HEAD,
+            (long long)config_head_size(c), config_is_stack(c) ? "hgrn2_" : "",
+            (long long)ceil_div<int64_t>(c->hidden_size, GLA_HEAD));
     if (B * c->num_heads > UINT16_MAX) // gridDim.y
         die("HGRN2's kernels on the GPU take at most %d heads of all sequences of a micro-batch, not %lld: "
             "lower --micro-batch",

@@ -22,6 +22,7 @@ typedef struct {
     double rope_gain;     // Pruning's
     double log_tolerance; // ln eps of what may be forgotten; NAN: nothing
     int64_t window;       // tokens that a row sees, as in HeadShape
+    bool own_windows;     // the layers have other ones: device_cache_windows; `window` is the widest
     int64_t KVH;          // as in HeadShape; a cache has it set
 } CacheModel;
 
@@ -34,6 +35,8 @@ typedef struct {
     CacheModel model;
     CacheSizes sizes;
     Pages pages;
+    Pages* of_layer;  // [layers] the same with the layer's window; NULL: it is that of all
+    int32_t* windows; // [layers] on the device
     ExtendWork work;
     PrefillScratch space; // for one long sequence
     bf16 *q, *o;          // [rows, NH dh], and ATTENTION_FIRST_QUERY rows before them
@@ -82,6 +85,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&p->gates, gate * s->slots * query_heads, true);
     add(&p->last, m->shifts * m->layers * s->slots * 2 * 2 * kd, true);
     add(&p->limits, m->qk_norm * query_heads, true);
+    add(&c->windows, m->own_windows * m->layers, false);
     add(&c->work.items, m->layers * c->work.max_items, true), add(&c->work.num_items, m->layers, true);
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
     add(&c->work.partial_o, c->work.max_items * m->dh, true);
@@ -115,7 +119,7 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
     c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && m->qk_norm;
-    c.pages.window = m->window, c.pages.drops_window = s->drops && m->window;
+    c.pages.window = m->window, c.pages.drops_window = s->drops && (m->window || m->own_windows);
     c.work.max_items = device_cache_partials(m, s), c.work.max_pairs = s->rows * m->NH;
     c.space.weight_stride = m->dh;
     c.max_bytes = s->slots * (int64_t)sizeof(PassRows) +
@@ -139,6 +143,7 @@ static inline void device_cache_free(DeviceCache* c) {
     device_cache_buffers(c, [](auto** at, int64_t, bool) { CUDA_CHECK(cudaFree(*at)); });
     CUDA_CHECK(cudaFreeHost(c->host_bytes));
     CUDA_CHECK(cudaFreeHost(c->host_entries));
+    free(c->of_layer);
     free(c->held);
     free(c->stale);
     *c = {};
@@ -178,6 +183,15 @@ static inline bool device_cache_new(DeviceCache* c, const CacheModel* m, const C
     c->held = (int64_t*)xcalloc((size_t)s->slots, sizeof(int64_t));
     c->stale = (bool*)xcalloc((size_t)s->slots, sizeof(bool));
     return true;
+}
+
+// Sets the windows [layers] of a model whose layers differ in them.
+static inline void device_cache_windows(DeviceCache* c, const int32_t* windows) {
+    const int64_t layers = c->model.layers;
+    CUDA_CHECK(cudaMemcpy(c->windows, windows, (size_t)layers * sizeof *windows, cudaMemcpyHostToDevice));
+    c->pages.windows = c->windows;
+    c->of_layer = (Pages*)xcalloc((size_t)layers, sizeof(Pages));
+    for (int64_t l = 0; l < layers; l++) c->of_layer[l] = c->pages, c->of_layer[l].window = windows[l];
 }
 
 // ----------------------------------------------------------------------------
@@ -328,7 +342,7 @@ static inline void device_cache_copy(const DeviceCache* c, cudaStream_t stream) 
 
 // Layer `index` of the filled pass. c outlives it.
 static inline ExtendLayer device_cache_layer(const DeviceCache* c, int64_t index) {
-    return {index, &c->pages, &c->work, &c->pass};
+    return {index, c->of_layer ? &c->of_layer[index] : &c->pages, &c->work, &c->pass};
 }
 
 // The sequences of the filled pass that have no tiles, from the last one on: o of their rows.

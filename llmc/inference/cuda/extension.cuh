@@ -5,7 +5,7 @@ in a cache,
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
 
 A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is
-forgotten. The model is seen through a Layer and its Mixer.
+forgotten. The model is seen through a Layer and Mixers, one of each kind.
 
     cache_allocate  an empty cache
     cache_extend    a pass
@@ -21,33 +21,34 @@ Called by train_fox.cu.
 // ----------------------------------------------------------------------------
 // the cache
 
-// What of a cache is in pages: nothing of a recurrent mixer.
-static inline CacheModel cache_model(const Config* c, const Mixer* mixer) {
-    return mixer->recurrent ? CacheModel() : attention_cache_model(c);
-}
-
-// The states of a cache's slots, and scratch.
-static inline Activations cache_states(const ParamTable* params, const Mixer* mixer,
-                                       const CacheSizes* sizes) {
-    Activations states = {};
-    Layer layer = {};
-    layer.table = params;
-    layer_move(&layer, 0);
-    layer.B = 1;
-    layer.T = sizes->rows;
-    layer.cache = sizes;
-    if (mixer->recurrent) mixer->activations(&states, &layer, FORWARD_ONLY);
-    activations_of_slots(&states, sizes->slots);
-    return states;
+// The states of a cache's slots, and scratch, and the layers of each mixer.
+static inline void cache_states(Activations states[NUM_MIXERS], int64_t layers[NUM_MIXERS], const Config* c,
+                                const ParamTable* params, const Mixer* const* mixers,
+                                const CacheSizes* sizes) {
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        Layer layer = {};
+        layer.table = params;
+        layer_move(&layer, l);
+        layer.B = 1;
+        layer.T = sizes->rows;
+        layer.cache = sizes;
+        const MixerKind kind = layer.config->mixer;
+        if (layers[kind]++ > 0 || !mixers[kind]->recurrent) continue;
+        mixers[kind]->activations(&states[kind], &layer, FORWARD_ONLY);
+        activations_of_slots(&states[kind], sizes->slots);
+    }
 }
 
 // Bytes of a cache on the device.
-static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* mixer,
+static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* const* mixers,
                                   const CacheSizes* sizes) {
-    CacheModel of = cache_model(c, mixer);
-    Activations table = extend_activations(c, params, sizes), states = cache_states(params, mixer, sizes);
-    return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
-           activations_bytes(&states, c->num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
+    CacheModel of = attention_cache_model(c);
+    Activations table = extend_activations(c, params, sizes), states[NUM_MIXERS] = {};
+    int64_t layers[NUM_MIXERS] = {};
+    cache_states(states, layers, c, params, mixers, sizes);
+    int64_t bytes = device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
+    for (int m = 0; m < NUM_MIXERS; m++) bytes += activations_bytes(&states[m], layers[m]);
+    return bytes;
 }
 
 // Bytes of a page: of one head of keys, PAGE_TOKENS tokens.
@@ -67,7 +68,8 @@ static inline bool cache_allocate_table(Activations* table, int64_t layers) {
 
 static inline void cache_free(Cache* cache) {
     for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
-    for (int i = 0; i < cache->states.count; i++) device_free(cache->states.rows[i].data);
+    for (Activations& states : cache->states)
+        for (int i = 0; i < states.count; i++) device_free(states.rows[i].data);
     for (int64_t n = 0; cache->graphs && n < cache_graphs(&cache->device.sizes); n++)
         if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
     if (cache->matmul.workspace) matmul_free(&cache->matmul);
@@ -82,33 +84,35 @@ static inline void cache_free(Cache* cache) {
 static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
     Layer layer = cache->layer;
     layer_move(&layer, l);
+    layer.mixer = &cache->states[layer.config->mixer];
     layer.T = rows;
     return layer;
 }
 
 // An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the device has no memory
 // for it.
-static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const CacheSizes* sizes) {
-    const Config* c = layer->config;
-    CacheModel of = cache_model(c, mixer);
+static inline Cache* cache_allocate(const Config* c, const Layer* layer, const Mixer* const* mixers,
+                                    const CacheSizes* sizes) {
+    CacheModel of = attention_cache_model(c);
     if (of.layers && of.dh != 64 && of.dh != 128)
         die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     bool all = device_cache_new(&cache->device, &of, sizes);
     if (all) {
         cache->table = extend_activations(c, layer->table, sizes);
-        cache->states = cache_states(layer->table, mixer, sizes);
-        all = cache_allocate_table(&cache->table, 1) &&
-              cache_allocate_table(&cache->states, c->num_hidden_layers);
+        cache_states(cache->states, cache->layers, c, layer->table, mixers, sizes);
+        all = cache_allocate_table(&cache->table, 1);
+        for (int m = 0; m < NUM_MIXERS; m++)
+            all = all && cache_allocate_table(&cache->states[m], cache->layers[m]);
     }
     if (!all) cache_free(cache);
     if (!all) return NULL;
     cache->acts = extend_acts(&cache->table);
     matmul_init(&cache->matmul, !layer->deterministic, layer->stream);
+    cache->config = c;
     cache->layer = *layer;
-    cache->mixer = mixer;
+    cache->mixers = mixers;
     cache->layer.B = 1;
-    cache->layer.mixer = &cache->states;
     cache->layer.cache = &cache->device.sizes;
     cache->layer.mlp = NULL;
     cache->layer.matmul = &cache->matmul;
@@ -117,9 +121,12 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     CUDA_CHECK(cudaMallocHost(&cache->scores, scores * sizeof(RowScore)));
     cache->graphs = (cudaGraphExec_t*)xcalloc(graphs, sizeof(cudaGraphExec_t));
     cache->warm = (bool*)xcalloc(graphs, sizeof(bool));
-    for (int64_t l = 0; l < of.layers; l++) {
+    int32_t windows[LAYERS_MOST];
+    attention_windows(c, windows);
+    if (of.own_windows) device_cache_windows(&cache->device, windows);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         Layer of_cache = cache_layer(cache, l, 1);
-        attention_cache_init(&of_cache, &cache->device);
+        if (of_cache.config->mixer == MIXER_ATTENTION) attention_cache_init(&of_cache, &cache->device);
     }
     return cache;
 }
@@ -149,12 +156,12 @@ static inline void extend_rows(Cache* cache, int64_t outputs) {
     Layer layer = cache_layer(cache, 0, rows);
     const int64_t L = layer.config->num_hidden_layers, d = layer.config->hidden_size;
     bf16 *x = a->x, *other = a->x_mid;
-    if (!cache->mixer->recurrent) attention_begin_extend(&layer, cache);
+    if (cache->device.model.layers > 0) attention_begin_extend(&layer, cache);
     embedding_forward(x, cache->device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), rows, d,
                       layer.stream);
     for (int64_t l = 0; l < L; l++) {
         layer = cache_layer(cache, l, rows);
-        cache->mixer->extend(&layer, cache, other, x);
+        cache->mixers[layer.config->mixer]->extend(&layer, cache, other, x);
         std::swap(x, other);
         if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
         mlp_extend(&layer, cache, other, x);
@@ -217,16 +224,17 @@ static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scor
 // Slot `to` gets what slot `from` has besides pages: of a recurrent mixer all.
 static inline void cache_fork(Cache* cache, int64_t from, int64_t to) {
     const Layer* layer = &cache->layer;
-    const Activations* states = &cache->states;
     device_cache_fork(&cache->device, from, to, layer->stream);
-    for (int i = 0; i < states->count; i++) {
-        size_t all = (size_t)states->rows[i].bytes, slot = all / (size_t)cache->device.sizes.slots;
-        char* data = (char*)states->rows[i].data;
-        if (states->rows[i].of_slots)
-            CUDA_CHECK(cudaMemcpy2DAsync(data + (size_t)to * slot, all, data + (size_t)from * slot, all, slot,
-                                         (size_t)layer->config->num_hidden_layers, cudaMemcpyDeviceToDevice,
-                                         layer->stream));
-    }
+    for (int m = 0; m < NUM_MIXERS; m++)
+        for (int i = 0; i < cache->states[m].count; i++) {
+            const auto* row = &cache->states[m].rows[i];
+            size_t all = (size_t)row->bytes, slot = all / (size_t)cache->device.sizes.slots;
+            char* data = (char*)row->data;
+            if (row->of_slots)
+                CUDA_CHECK(cudaMemcpy2DAsync(data + (size_t)to * slot, all, data + (size_t)from * slot, all,
+                                             slot, (size_t)cache->layers[m], cudaMemcpyDeviceToDevice,
+                                             layer->stream));
+        }
 }
 
 static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {

@@ -30,7 +30,7 @@ in place of decode.cuh: the append, attention, and the sum of its partial result
     X(bf16, computed, SHARED, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
     X(float, rstd, SHARED, std::max(R, logit_rows)) /* [R] not read */ \
     X(bf16, proj, SHARED, R * S)               /* [R,S] */ \
-    X(bf16, y, SHARED, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
+    X(bf16, y, SHARED, R * inner) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
     X(bf16, gate_up, SHARED, R * 2 * I)        /* [R,2I] */ \
     X(float, logits, SHARED, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
 // clang-format on
@@ -40,12 +40,15 @@ typedef struct {
 } ExtendActs;
 
 struct Cache {
-    Layer layer; // of layer 0
-    const Mixer* mixer;
+    const Config* config; // the model's
+    Layer layer;          // of layer 0
+    const Mixer* const* mixers;
     DeviceCache device;
     Activations table;
     ExtendActs acts;
-    Activations states; // of a recurrent mixer's slots, and its scratch: llmc/baselines/shared/extend.cuh
+    // of the recurrent mixers' slots, and their scratch: llmc/baselines/shared/extend.cuh
+    Activations states[NUM_MIXERS];
+    int64_t layers[NUM_MIXERS]; // of each mixer
     Matmul matmul;
     RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
     cudaGraphExec_t* graphs; // [cache_graphs] of steps that extend sequences by a token each
@@ -70,6 +73,9 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
     Activations of = {}, *rows = &of;
     const Recompute recompute = FORWARD_ONLY;
+    int64_t inner = 0;
+    for (int64_t l = 0; l < c->num_hidden_layers; l++)
+        inner = std::max(inner, config_inner_size(&table->by_layer[l].config));
     EXTEND_ACTS(KEPT_ROW)
     return of;
 }
@@ -93,16 +99,42 @@ static inline MatvecInput extend_normed(const Layer* layer, const ExtendActs* a,
 // ----------------------------------------------------------------------------
 // attention
 
+// The windows of the layers with attention, in turn; returns their number.
+static inline int64_t attention_windows(const Config* c, int32_t windows[LAYERS_MOST]) {
+    int64_t n = 0;
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Config layer = config_layer(c, l);
+        if (layer.mixer == MIXER_ATTENTION) windows[n++] = (int32_t)layer.window_size;
+    }
+    return n;
+}
+
+// All zero without attention.
 static inline CacheModel attention_cache_model(const Config* c) {
-    return {.layers = c->num_hidden_layers,
+    int32_t windows[LAYERS_MOST];
+    const int64_t layers = attention_windows(c, windows);
+    if (layers == 0) return {};
+    int64_t window = windows[0];
+    bool differ = false;
+    double gain = 0;
+    for (int64_t l = 0; l < layers; l++) {
+        differ = differ || windows[l] != windows[0];
+        window = window && windows[l] ? std::max<int64_t>(window, windows[l]) : 0;
+    }
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Config layer = config_layer(c, l);
+        gain = std::max(gain, config_rope_gain(&layer));
+    }
+    return {.layers = layers,
             .NH = c->num_heads,
             .dh = config_head_size(c),
             .gate = config_has_gate(c),
             .qk_norm = c->qk_norm,
             .shifts = c->use_k_shift || c->use_v_shift,
-            .rope_gain = config_rope_gain(c),
+            .rope_gain = gain,
             .log_tolerance = c->log_pruning_tolerance,
-            .window = c->window_size,
+            .window = window,
+            .own_windows = differ,
             .KVH = c->num_kv_heads};
 }
 
@@ -111,7 +143,7 @@ static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) 
     HeadPath paths[3];
     attention_paths(layer, paths);
     if (paths[0].weight && cache->pages.drops)
-        pages_limits(&cache->pages, layer->l, paths[0].weight, paths[1].weight,
+        pages_limits(&cache->pages, layer->number, paths[0].weight, paths[1].weight,
                      attention_shape_of(layer).weight_stride, config_rope_gain(layer->config), layer->stream);
 }
 
@@ -119,7 +151,7 @@ static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) 
 static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
     DeviceCache* c = &cache->device;
     extend_plan(&c->work, &c->pages, &c->pass, layer->stream);
-    if (layer->config->use_rope)
+    if (c->model.rope_gain > 0)
         pages_angles(c->angles, &c->pass, c->pages.dh, config_rotation(layer->config), layer->stream);
 }
 
@@ -127,7 +159,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     DeviceCache* c = &cache->device;
     const ExtendActs* a = &cache->acts;
     cudaStream_t stream = layer->stream;
-    ExtendLayer pass = device_cache_layer(c, layer->l);
+    ExtendLayer pass = device_cache_layer(c, layer->number);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};
     HeadShape shape = attention_shape_of(layer);
@@ -135,7 +167,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
                            shape.row_stride};
     KvAppend append = {};
     y.x = a->y;
-    append.layer = layer->l;
+    append.layer = layer->number;
     attention_paths(layer, append.paths);
     append.paths[0].out = c->q;
     append.proj = a->proj;

@@ -42,11 +42,12 @@ typedef struct {
     // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, in element position % 2 of the first 2:
     // thread blocks of one group may read the token before while another writes the next
     bf16* last;
-    double* limits;       // [layers NH] U from QK norm's weights; NULL: no QK norm
-    double log_tolerance; // ln of the share of a row's weight that may be forgotten
-    bool drops;           // pages are forgotten by gates, with QK norm
-    int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
-    bool drops_window;    // pages that have left the window are forgotten
+    double* limits;         // [layers NH] U from QK norm's weights; NULL: no QK norm
+    double log_tolerance;   // ln of the share of a row's weight that may be forgotten
+    bool drops;             // pages are forgotten by gates, with QK norm
+    int64_t window;         // tokens that a row sees, as in HeadShape; 0: all before it
+    const int32_t* windows; // [layers] the same of each layer; NULL: `window` in all
+    bool drops_window;      // pages that have left the window are forgotten
 } Pages;
 
 // First page of the window of a row at `position`, which is rounded down to a multiple of 16: all rows of a
@@ -54,6 +55,11 @@ typedef struct {
 __host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
     int64_t first = (position & ~(int64_t)15) - window + 1;
     return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
+}
+
+// The window of layer l
+__device__ static inline int64_t pages_window(const Pages& p, int64_t l) {
+    return p.windows ? p.windows[l] : p.window;
 }
 
 // Number of heads of keys
@@ -327,7 +333,7 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) p.forgotten[at] = 0;
     if (p.drops_window && length > 0)
-        p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
+        p.forgotten[at] = max(p.forgotten[at], pages_window_first(pages_window(p, head / p.KVH), length));
     if (!p.drops || length <= 0) return;
     const int32_t* table = p.table + at * p.table_width;
     const double2* gates = p.gates + at * p.group; // of the query heads that read it

@@ -105,7 +105,7 @@ __device__ static inline void extend_plan_order(const DecodeOrder& order, const 
         if (pair < pairs) {
             PassRows sequence = pass.sequences[pair / NH];
             int forgotten = p.forgotten[pages_query_head(p, sequence.slot, l, pair % NH)];
-            int first = max(forgotten, pages_window_first(p.window, sequence.position));
+            int first = max(forgotten, pages_window_first(pages_window(p, l), sequence.position));
             bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD_TOKENS;
             if (sequence.end - sequence.begin == 1) mine = is_long ? (int64_t)1 << 32 : 1;
         }
@@ -146,7 +146,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         int pages = 0, size = 1, first = 0, partitions = 0;
         if (pair < pairs) {
             tile = pass.tiles[pair / NH];
-            window = pages_window_first(p.window, tile.position);
+            window = pages_window_first(pages_window(p, l), tile.position);
             pages = tile.position / PAGE_TOKENS + 1 - window;
             size = extend_partition_pages(pages);
             first = max(p.forgotten[pages_query_head(p, tile.slot, l, (int)(pair % NH))] - window, 0);
