@@ -164,6 +164,8 @@ for family in fox-pro fox-llama transformer-pro transformer-llama; do
 done
 cases transformer-swa --model transformer-swa-nano
 for family in deltanet gated-deltanet hgrn2 mamba2; do cases $family --model $family-nano; done
+cases "layers of different kinds" --model fox-pro-nano --set num_heads=2 \
+    --set layer_types=deltanet,attention:window=64:rope,mamba2,attention
 for family in fox-pro mamba2; do
     cases "$family, packed documents" --model $family-nano --set document_reset=true
 done

@@ -34,8 +34,8 @@ identical() { rm -f "$scratch"/*.trained; dev/identical.sh "$@" "$scratch/shard.
 trained() { grep -c -- "$1" "$scratch/b.trained"; }
 
 check "on the CPU" identical
-equals 20 "$(grep -c '^same ' "$scratch/stdout")"
-equals 10 "$(trained "^1 ")"
+equals 24 "$(grep -c '^same ' "$scratch/stdout")"
+equals 12 "$(trained "^1 ")"
 equals "$(cat "$scratch/a.trained")" "$(cat "$scratch/b.trained")"
 said "same    fox-pro, packed documents, inference"
 equals 0 "$(trained --fp8)"
@@ -43,7 +43,7 @@ equals 0 "$(trained --fp8)"
 check "on a GPU" identical --gpu --levels "none block"
 said "same    fox-llama, head size 128, recompute block"
 said "same    fox-pro, FP8, inference"
-equals 30 "$(trained "^1 .*--deterministic")"
+equals 34 "$(trained "^1 .*--deterministic")"
 equals 2 "$(trained --fp8)"
 NO_FP8=1 check "on a GPU without FP8" identical --gpu --levels none
 said "left out: FP8"
@@ -60,6 +60,6 @@ FAILS=1 dies "rank 1 fails" identical --ranks --levels none
 echo other >"$scratch/b.moments"
 identical >"$scratch/stdout" 2>&1
 equals 1 $?
-equals 10 "$(grep -c '^differ' "$scratch/stdout")"
+equals 12 "$(grep -c '^differ' "$scratch/stdout")"
 dies "usage: dev/identical.sh" dev/identical.sh --ranks shard a
 report
