@@ -4,7 +4,6 @@ folder that stands for --out.
 */
 #pragma once
 
-#include "../../llmc/base/random.h"
 #include "../../llmc/baselines/mixers.h"
 #include "../../llmc/checkpoint/read.h"
 #include "../../llmc/checkpoint/write.h"
@@ -118,13 +117,20 @@ static inline Buffers buffers(int element_bytes) {
     return b;
 }
 
+// The next value of a linear congruential generator, in [0, 1). llmc's random numbers would take most of a test's time.
+static inline double next_value(uint64_t* state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 11) / 0x1p53;
+}
+
 // Random values that differ from seed to seed.
 static inline Buffers filled_buffers(int element_bytes, uint64_t seed) {
     Buffers b = buffers(element_bytes);
+    uint64_t state = seed << 32;
     for (int64_t i = 0; i < table.count; i++) {
-        put(&b, b.w, i, random_normal(seed, 0, (uint64_t)i));
-        put(&b, b.m, i, random_normal(seed, 1, (uint64_t)i));
-        put(&b, b.v, i, random_uniform(seed, 2, (uint64_t)i));
+        put(&b, b.w, i, 4 * next_value(&state) - 2);
+        put(&b, b.m, i, 4 * next_value(&state) - 2);
+        put(&b, b.v, i, next_value(&state));
     }
     return b;
 }
