@@ -80,7 +80,7 @@ sequences() {
 # The last targets of every document behind shorter contexts: as in documents that begin there. The data has 3 documents with 40
 # tokens more than the sequences that are read, in batches that they do not fill.
 contexts() {
-    local T=5200 C=1024
+    local T=3200 C=1024
     check "documents" positions documents "$shards/three.bin" 3 $((T + 40))
     check "of $T tokens" positions cut "$shards/three.bin" "$shards/whole.bin" 0 $T
     check "--dump of them" $double --init "$model" --data "$shards/whole.bin" --seq-len $T --batch-tokens $((3 * T)) \
@@ -88,7 +88,7 @@ contexts() {
     evaluate $double --val-data "$shards/three.bin" --seq-len $T --micro-batch 2
     said "     context  mean loss   of the last 2048 tokens of each document"
     said "        1024 "
-    said "        3152 "
+    said "        1152 "
     check "by octave, and behind all of the context" positions dump "$scratch/dump" "$result" 1e-12
     check "documents cut for $C" positions cut "$shards/three.bin" "$shards/cut.bin" $((T - C - 2048)) $T
     check "--dump of them" $double --init "$model" --data "$shards/cut.bin" --seq-len $((C + 2048)) \
