@@ -21,15 +21,10 @@ static inline void gpu_check_cudnn(const Config* c) {
     if (c->num_kv_heads) die("--attention cudnn: these kernels have no num_kv_heads: use --attention fox");
 }
 
-// Dies where the kernels do not take the model's widths, or cuDNN's attention, if `cudnn`, the model. Warns
-// where the model uses what has not run on a GPU yet.
+// Dies where the kernels do not take the model's widths, or cuDNN's attention, if `cudnn`, the model.
 static inline void gpu_check_model(const Config* c, bool cudnn) {
     if (c->hidden_size > GPU_MAX_CHANNELS || c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size, at most %d, and intermediate_size are multiples of 8, not %lld and %lld",
             GPU_MAX_CHANNELS, (long long)c->hidden_size, (long long)config_mlp_size(c));
-    if (config_is_stack(c))
-        warn("layer_types: the GPU's code for it has not run on a GPU yet: compare with ./train_fox");
     if (cudnn) gpu_check_cudnn(c);
-    if (config_layers_of(c, MIXER_GATED_DELTANET) > 0)
-        warn("gated-deltanet: the GPU's code for it has not run on a GPU yet: compare with ./train_fox");
 }

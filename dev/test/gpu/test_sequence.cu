@@ -470,7 +470,8 @@ static void test_variants(void) {
     char name[256];
     for (const cpu::Variant& v : cpu::variants) {
         const Config c = cpu::variant_config(v.name);
-        if (c.mixer != MIXER_ATTENTION || config_key_heads(&c) == 1 || v.T == 1) continue;
+        if (c.mixer != MIXER_ATTENTION || config_is_stack(&c) || config_key_heads(&c) == 1 || v.T == 1)
+            continue;
         const int ranks = (int)config_key_heads(&c); // 2 or 3
         cpu::variant_for_gpu(name, sizeof name, v.name);
         check_shared(name, v.B, ((v.T < 64 ? v.T + 64 : v.T) + ranks - 1) / ranks * ranks, ranks);
