@@ -8,7 +8,8 @@ cuDNN has no call "attention". It is given the formula as a graph of small opera
 virtual (never stored), recognizes the pattern, and returns a plan: one or a few fused kernels. So the graphs
 below cannot be simplified: with one operation more, less or elsewhere cuDNN may not recognize the pattern.
 Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout [B, T, NH,
-dh].
+dh]. k and v may have fewer heads, KVH: matmuls repeat them, and dk and dv of each query head are summed behind
+the plan, as attention_backward does.
 
 A plan is for one shape and is slow to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not thread-safe.
@@ -16,7 +17,7 @@ current at the first call. Not thread-safe.
 #pragma once
 
 #include "../cuda/range.cuh"
-#include "shape.cuh"
+#include "attention.cuh"
 
 #ifdef USE_CUDNN
 
@@ -143,10 +144,17 @@ static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataT
                         {CUDNN_ATTR_TENSOR_IS_BY_VALUE, id >= CUDNN_SCALE}});
 }
 
-// bf16 [B, T, NH, dh], each head a [T, dh] matrix, or its transpose
-static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id, bool transposed = false) {
-    int64_t B = g->s.B, T = g->s.T, NH = g->s.NH, dh = g->s.dh, row = NH * dh;
-    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, {{B, NH, T, dh}, {T * row, dh, row, 1}}, transposed);
+// bf16 [B, T, heads, dh], each head a [T, dh] matrix, or its transpose
+static inline CudnnDescriptor cudnn_matrices(CudnnGraph* g, int64_t id, int64_t heads, bool transposed) {
+    int64_t B = g->s.B, T = g->s.T, dh = g->s.dh, row = heads * dh;
+    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, {{B, heads, T, dh}, {T * row, dh, row, 1}}, transposed);
+}
+static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id) {
+    return cudnn_matrices(g, id, g->s.NH, false);
+}
+// k or v
+static inline CudnnDescriptor cudnn_keys(CudnnGraph* g, int64_t id, bool transposed) {
+    return cudnn_matrices(g, id, key_heads(&g->s), transposed);
 }
 // [B, NH, T, columns], each head a matrix, or its transpose
 static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns,
@@ -233,7 +241,7 @@ static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores
 }
 
 static inline void cudnn_forward_graph(CudnnGraph* g) {
-    auto s = cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads(g, CUDNN_K, true), cudnn_scores(g));
+    auto s = cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_keys(g, CUDNN_K, true), cudnn_scores(g));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_scalar(g, CUDNN_SCALE), cudnn_scores(g));
     s = cudnn_causal(g, s);
     auto row_max = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
@@ -243,13 +251,13 @@ static inline void cudnn_forward_graph(CudnnGraph* g) {
     auto log_sum = cudnn_pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, cudnn_statistic(g, CUDNN_VIRTUAL));
     cudnn_pointwise(g, CUDNN_POINTWISE_ADD, row_max, log_sum, cudnn_statistic(g, CUDNN_LSE));
     auto p = cudnn_pointwise(g, CUDNN_POINTWISE_DIV, e, sum, cudnn_scores(g, CUDNN_DATA_BFLOAT16));
-    cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
+    cudnn_matmul(g, p, cudnn_keys(g, CUDNN_V, false), cudnn_heads(g, CUDNN_O));
 }
 
 // deterministic: dq is one matmul, for which all of ds is stored; otherwise blocks of keys add to dq in any
 // order.
 static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
-    auto q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads(g, CUDNN_K, true), vt = cudnn_heads(g, CUDNN_V, true),
+    auto q = cudnn_heads(g, CUDNN_Q), kt = cudnn_keys(g, CUDNN_K, true), vt = cudnn_keys(g, CUDNN_V, true),
          dout = cudnn_heads(g, CUDNN_DOUT);
     auto scale = cudnn_scalar(g, CUDNN_SCALE);
 
@@ -273,7 +281,7 @@ static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
     ds = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, cudnn_scores(g));
     cudnn_matmul(g, cudnn_transpose_scores(g, ds), q, cudnn_heads(g, CUDNN_DK));
 
-    auto k = cudnn_reshape(g, kt, cudnn_heads(g, CUDNN_VIRTUAL)), dq = cudnn_heads(g, CUDNN_DQ);
+    auto k = cudnn_reshape(g, kt, cudnn_keys(g, CUDNN_VIRTUAL, false)), dq = cudnn_heads(g, CUDNN_DQ);
     auto sum = deterministic ? dq : cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->s.dh);
     cudnn_matmul(g, ds, k, sum);
     if (!deterministic) cudnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, sum, NULL, dq);
@@ -286,7 +294,7 @@ typedef enum { CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_BACKWARD_DETERMINISTIC } Cud
 
 typedef struct CudnnPlan {
     CudnnPass pass;
-    HeadShape s; // its B, T, NH and dh
+    HeadShape s; // its B, T, NH, KVH and dh
     CudnnDescriptor plan;
     int64_t workspace; // bytes that cuDNN itself needs
     struct CudnnPlan* next;
@@ -338,7 +346,8 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
     static CudnnPlan* plans;
     static const char* const names[] = {"forward", "backward", "deterministic backward"}; // of CudnnPass
     for (CudnnPlan* p = plans; p; p = p->next)
-        if (p->pass == pass && p->s.B == s->B && p->s.T == s->T && p->s.NH == s->NH && p->s.dh == s->dh)
+        if (p->pass == pass && p->s.B == s->B && p->s.T == s->T && p->s.NH == s->NH && p->s.dh == s->dh &&
+            key_heads(&p->s) == key_heads(s))
             return p;
     CudnnGraph g = {};
     g.s = *s;
@@ -388,7 +397,8 @@ static inline void cudnn_run(const CudnnPlan* p, void* at[CUDNN_TENSORS], void* 
 static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
 }
-// Workspace of a backward pass: delta, then unless deterministic the float sums of dq, then cuDNN's own
+// Workspace of a backward pass: dk and dv of each query head where they share keys, delta, then unless deterministic
+// the float sums of dq, then cuDNN's own
 static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
     return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }
@@ -399,8 +409,8 @@ static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
 static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
     size_t first = (size_t)cudnn_plan(CUDNN_FORWARD, s)->workspace;
     const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
-    size_t second =
-        attention_delta_bytes(s) + attention_cudnn_dq_bytes(backward) + (size_t)backward->workspace;
+    size_t second = 2 * attention_group_bytes(s) + attention_delta_bytes(s) +
+                    attention_cudnn_dq_bytes(backward) + (size_t)backward->workspace;
     return first > second ? first : second;
 }
 
@@ -423,14 +433,19 @@ static inline void attention_cudnn_backward(const AttentionBackward* a, const He
     assert(!a->cum_logf && !a->dcum_logf && !a->bounds && !s->window);
     const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(a->deterministic), s);
     float one = 1;
-    char* rest = (char*)a->scratch;
+    const bool grouped = head_group(s) > 1;
+    char *dk = (char*)a->scratch, *dv = dk + attention_group_bytes(s), *rest = dv + attention_group_bytes(s);
     void* at[CUDNN_TENSORS] = {};
     at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
     at[CUDNN_O] = (void*)a->o, at[CUDNN_LSE] = (void*)a->lse, at[CUDNN_DOUT] = (void*)a->dout;
-    at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = a->dk, at[CUDNN_DV] = a->dv;
+    at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = grouped ? dk : (char*)a->dk,
+    at[CUDNN_DV] = grouped ? dv : (char*)a->dv;
     at[CUDNN_ONE] = &one, at[CUDNN_DELTA] = rest, rest += attention_delta_bytes(s);
     if (!a->deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
     cudnn_run(p, at, rest, stream);
+    if (!grouped) return;
+    attention_add_groups(a->dk, (const bf16*)dk, s, stream);
+    attention_add_groups(a->dv, (const bf16*)dv, s, stream);
 }
 
 #else // without cuDNN

@@ -18,7 +18,6 @@ static inline void gpu_check_cudnn(const Config* c) {
         die("--attention cudnn: these kernels have no window: use --attention fox, or --set window_size=0");
     if (c->document_reset)
         die("--attention cudnn: these kernels have no document_reset: use --attention fox");
-    if (c->num_kv_heads) die("--attention cudnn: these kernels have no num_kv_heads: use --attention fox");
 }
 
 // Dies where the kernels do not take the model's widths, or cuDNN's attention, if `cudnn`, the model.

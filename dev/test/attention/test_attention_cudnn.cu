@@ -19,7 +19,7 @@ result.
 struct Results {
     Buffer<bf16> o, dq, dk, dv;
     Buffer<float> lse;
-    Results(size_t n, size_t rows) : o(n), dq(n), dk(n), dv(n), lse(rows) {}
+    Results(size_t n, size_t keys, size_t rows) : o(n), dq(n), dk(keys), dv(keys), lse(rows) {}
     AttentionForward forward(const bf16* q, const bf16* k, const bf16* v, void* scratch) const {
         return {o, lse, q, k, v, NULL, NULL, scratch};
     }
@@ -50,14 +50,16 @@ static double greatest_difference(const vector<float>& got, const vector<float>&
     return most;
 }
 
-static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    size_t n = (size_t)(B * T * NH * dh), rows = (size_t)(B * T * NH);
-    Buffer<bf16> q(draw<bf16>(n, 1)), k(draw<bf16>(n, 1)), v(draw<bf16>(n, 1)), dout(draw<bf16>(n, 1));
+// KVH heads of keys; 0: NH
+static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh, int64_t KVH = 0) {
+    size_t n = (size_t)(B * T * NH * dh), keys = KVH ? (size_t)(B * T * KVH * dh) : n,
+           rows = (size_t)(B * T * NH);
+    Buffer<bf16> q(draw<bf16>(n, 1)), k(draw<bf16>(keys, 1)), v(draw<bf16>(keys, 1)), dout(draw<bf16>(n, 1));
     char name[96];
-    snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, dh %lld", (long long)B, (long long)T, (long long)NH,
-             (long long)dh);
-    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0, NULL};
-    Results ours(n, rows);
+    snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, KVH %lld, dh %lld", (long long)B, (long long)T,
+             (long long)NH, (long long)KVH, (long long)dh);
+    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0, NULL, KVH};
+    Results ours(n, keys, rows);
     Buffer<char> scratch(attention_scratch_bytes(&shape));
     AttentionForward forward = ours.forward(q, k, v, scratch);
     AttentionBackward backward = ours.backward(forward, dout, false);
@@ -66,7 +68,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
 
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         Buffer<char> workspace(attention_cudnn_workspace(&shape, deterministic));
-        Results first(n, rows), second(n, rows);
+        Results first(n, keys, rows), second(n, keys, rows);
         for (Results* r : {&first, &second}) {
             forward = r->forward(q, k, v, workspace);
             backward = r->backward(forward, dout, deterministic);
@@ -101,15 +103,17 @@ int main(int argc, char** argv) {
     printf("cuDNN %zu, seed %llu\n", cudnnGetVersion(), (unsigned long long)seed);
     // before this process initializes CUDA, which a forked process could not use then
     HeadShape head_size_7 = {1, 128, 1, 7, 7, 7, 7, 0};
-    CHECK_DIES("heads of 7 here", attention_cudnn_workspace(&head_size_7, false));
+    CHECK_DIES("head of 7 here", attention_cudnn_workspace(&head_size_7, false));
     for (int64_t dh : {64, 128}) {
         test_shape(2, 1, 3, dh);
         test_shape(1, 65, 2, dh);
         test_shape(2, 200, 3, dh);
+        test_shape(2, 200, 6, dh, 2);
         if (quick) continue;
         for (int64_t T : {2, 63, 64, 127, 128, 129, 1000}) test_shape(2, T, 3, dh);
         test_shape(3, 2048, 12, dh);
         test_shape(1, 4097, 4, dh);
+        test_shape(1, 4097, 8, dh, 1);
         test_shape(1, 16384, 2, dh);
     }
     print_noted();
