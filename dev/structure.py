@@ -419,7 +419,7 @@ def main(arguments):
     if "--rooms" in arguments:
         return print_rooms(codes)
     lines = {p: t.count("\n") for p, t in texts.items()}
-    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p and not p.endswith(".md"))
+    folders = Counter(os.path.dirname(p) or "." for p in paths if not re.search(r"/(fixtures|seeds)/|\.md$", p))
     functions = [f for p, code in codes.items() for f in find_functions(tokenize(code), p)]
 
     checks = Checks()

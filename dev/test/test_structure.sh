@@ -24,7 +24,7 @@ section() { printf '// %080d\n// %s\n' 0 "$1" | tr 0 -; [ "$2" -lt 3 ] || lines 
 
 # make_sound: a tree in $tree that breaks no rule, at every limit
 make_sound() {
-    mkdir -p "$tree"/llmc/{base,formats,model,ranks,cuda,run/command} "$tree"/{data,dev/test/fixtures}
+    mkdir -p "$tree"/llmc/{base,formats,model,ranks,cuda,run/command} "$tree"/{data,dev/test/fixtures,dev/fuzz/seeds}
     touch "$tree"/{Makefile,README.md,LICENSE} "$tree"/llmc/{base/base.h,formats/json.h,ranks/world.h}
     printf '/ignored\n*.o\n' >"$tree/.gitignore"
     touch "$tree/ignored" "$tree/data/a.o"
@@ -34,7 +34,7 @@ make_sound() {
     { echo '#include "llmc/run/command/options.h"'; lines 1116; section "the trainer" 280; section "the model" 0
       echo '//'; } >"$tree/train_fox.c"
     { body "void f(void)" 100; lines 600; } >"$tree/data/tool.c"
-    touch "$tree"/dev/{1..16}.c "$tree"/dev/test/fixtures/{1..16}.json
+    touch "$tree"/dev/{1..16}.c "$tree"/dev/test/fixtures/{1..17}.json "$tree"/dev/fuzz/seeds/{1..17}
     # 8 parameters, however they are written
     cat >"$tree/llmc/cuda/k.cuh" <<'END'
 // void comment(int, int, int, int, int, int, int, int, int) {
