@@ -1,6 +1,6 @@
 /*
-Tests llmc/config and llmc/model/params.h: presets and their parameter counts; the parameter table;
-every key of config.json with valid and invalid values.
+Tests llmc/config: presets and their parameter counts; every key of config.json with valid and invalid values.
+test_parts.c tests the parameter table.
 */
 #include "../../../llmc/config/config_file.h"
 #include "../../../llmc/baselines/mixers.h"
@@ -135,156 +135,7 @@ static void check_presets(void) {
 }
 
 // ----------------------------------------------------------------------------
-// parameters
-
-// Tensors are consecutive and aligned, names are unique, and the rows of the fused projection are contiguous.
-static void check_table(const Config* c, const char* name) {
-    ParamTable t = params_build(c);
-    int64_t end = 0, parameters = 0;
-    for (int r = 0; r < t.num_rows; r++) {
-        const Param* p = &t.rows[r];
-        bool fused = p->column > 0 || p->kind == P_DELTANET_K_CONV || p->kind == P_DELTANET_V_CONV ||
-                     p->kind == P_UP_PROJ;
-        const MixerKind kinds_of = c->mixer == MIXER_GATED_DELTANET ? MIXER_DELTANET : c->mixer;
-        CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
-              "%s: %s starts at %lld", name, p->name, (long long)p->offset);
-        int64_t count = 1;
-        for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
-        CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
-        CHECK(p->kind < NUM_SHARED_KINDS || (p->kind - NUM_SHARED_KINDS) / MIXER_KINDS == (int)kinds_of,
-              "%s: %s has kind %d, another mixer's", name, p->name, p->kind);
-        for (int q = 0; q < r; q++)
-            CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS,
-             of = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D || p->kind == P_DELTANET_A_LOG;
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of),
-              "%s: weight decay of %s", name, p->name);
-        CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
-                                (bound && !c->use_lower_bound)),
-              "%s: trainable flag of %s", name, p->name);
-        end = p->offset + p->count;
-        parameters += p->count;
-    }
-    CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
-    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
-        const Param* first = params_find(&t, t.by_layer[l].proj.first, l);
-        int64_t rows = 0;
-        for (const Param* p = first; p->column >= 0; p++) { // the rows of the fused projection
-            CHECK(p->column == rows && p->offset == first->offset + rows * c->hidden_size &&
-                      params_column(&t, p->kind, l) == rows,
-                  "%s: %s is not at row %lld of the projection", name, p->name, (long long)rows);
-            rows += p->shape[0];
-        }
-        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.by_layer[l].proj.rows, "%s: rows of the projection",
-              name);
-    }
-    params_free(&t);
-}
-
-static bool has_param(const Config* c, const char* name) {
-    ParamTable t = params_build(c);
-    bool found = false;
-    for (int r = 0; r < t.num_rows; r++) found = found || strcmp(t.rows[r].name, name) == 0;
-    params_free(&t);
-    return found;
-}
-
-static void check_params(void) {
-    Config c = preset("fox-pro-nano");
-    check_table(&c, "fox-pro");
-    CHECK(has_param(&c, "model.layers.3.attn.k_proj.linear.weight") &&
-              has_param(&c, "model.layers.3.attn.k_proj.shift_proj.weight") &&
-              has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
-              !has_param(&c, "model.layers.0.attn.k_proj.weight") &&
-              !has_param(&c, "model.layers.4.attn_norm.weight"),
-          "names of fox-pro");
-    c.qk_norm_share = true;
-    c.fgate_type = GATE_FIXED;
-    check_table(&c, "fox-pro, fixed gate");
-    CHECK(has_param(&c, "model.layers.0.attn.fgate_bias") &&
-              !has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
-              !has_param(&c, "model.layers.0.attn.fgate_proj.weight"),
-          "names of a fixed gate");
-    ParamTable t = params_build(&c);
-    CHECK(params_find(&t, P_Q_NORM, 2)->count == config_head_size(&c), "a shared QK norm has dh elements");
-    params_free(&t);
-    c = preset("transformer-llama-nano");
-    check_table(&c, "transformer-llama");
-    CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight"), "names of transformer-llama");
-    CHECK(!has_param(&c, "model.layers.0.attn.fgate_bias"), "transformer-llama has a gate");
-    c = preset("deltanet-nano");
-    check_table(&c, "deltanet");
-    CHECK(has_param(&c, "model.layers.3.attn.v_conv1d.weight") &&
-              has_param(&c, "model.layers.0.attn.b_proj.weight") &&
-              !has_param(&c, "model.layers.0.attn.fgate_bias"),
-          "names of deltanet");
-    c = preset("hgrn2-nano");
-    check_table(&c, "hgrn2");
-    c.use_lower_bound = true;
-    check_table(&c, "hgrn2 with lower bounds");
-    CHECK(has_param(&c, "model.lower_bounds") && has_param(&c, "model.layers.3.attn.i_proj.weight") &&
-              has_param(&c, "model.layers.0.attn.g_norm.weight") &&
-              !has_param(&c, "model.layers.0.attn.q_conv1d.weight"),
-          "names of hgrn2");
-    c = preset("mamba2-nano");
-    check_table(&c, "mamba2");
-    CHECK(has_param(&c, "backbone.layers.7.mixer.conv1d.bias") && has_param(&c, "backbone.norm_f.weight") &&
-              has_param(&c, "backbone.layers.0.norm.weight") &&
-              !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
-          "names of mamba2");
-    CHECK(fabs(log1p(exp(initial_dt_bias(&c, 0, 0))) / 1e-3 - 1) < 1e-9 &&
-              fabs(log1p(exp(initial_dt_bias(&c, 0, 1))) / 0.1 - 1) < 1e-12,
-          "the time steps of mamba2 do not start from time_step_min to time_step_max");
-    c.time_step_floor = 0.05;
-    CHECK(fabs(log1p(exp(initial_dt_bias(&c, 0, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
-
-    c = preset("gated-deltanet-nano");
-    check_table(&c, "gated-deltanet");
-    CHECK(has_param(&c, "model.layers.2.attn.g_proj.weight") && has_param(&c, "model.layers.0.attn.A_log") &&
-              has_param(&c, "model.layers.0.mlp.up_proj.weight"),
-          "names of gated-deltanet");
-
-    c = preset("transformer-llama-nano");
-    c.num_heads = 1;
-    c.fgate_type = GATE_BIAS_ONLY;
-    c.fgate_bias_init = true;
-    CHECK(fabs(config_long_gate_bias(&c, 0) + log(expm1(0.5))) < 1e-15,
-          "the decay time of a single head is decay_time_min");
-    // the shortest times, where exp(1 / T) overflows: b = -1/T to the last bit
-    c.num_heads = 3, c.decay_time_min = 1e-3, c.decay_time_max = 2.5e-3;
-    CHECK(config_long_gate_bias(&c, 0) == -1000 && fabs(config_long_gate_bias(&c, 2) + 400) < 1e-12,
-          "biases %g and %g", config_long_gate_bias(&c, 0), config_long_gate_bias(&c, 2));
-    const double middle = 1 / sqrt(1e-3 * 2.5e-3);
-    CHECK(fabs(config_long_gate_bias(&c, 1) / middle + 1) < 1e-14, "%g", config_long_gate_bias(&c, 1));
-}
-
-// ----------------------------------------------------------------------------
 // keys of config.json
-
-// A tied lm_head is the embedding's row, with room behind it for the rows that GEMMs pad it to.
-static void check_tied(void) {
-    static const char* const presets[] = {"fox-pro-nano", "hgrn2-nano", "mamba2-nano"};
-    for (int i = 0; i < 3; i++) {
-        Config c = preset(presets[i]);
-        c.vocab_size = 65;
-        ParamTable plain = params_build_for(&c, 2);
-        c.tie_word_embeddings = true;
-        ParamTable tied = params_build_for(&c, 2);
-        const Param* embeddings = params_find(&tied, P_EMBEDDINGS, 0);
-        CHECK(params_find(&tied, P_LM_HEAD, 0) == embeddings &&
-                  params_find(&plain, P_LM_HEAD, 0) != embeddings,
-              "%s: the head's row", presets[i]);
-        CHECK(embeddings[1].offset >= embeddings->offset + 128 * c.hidden_size, "%s: no padding", presets[i]);
-        CHECK(tied.num_rows == plain.num_rows - 1 && tied.num_buckets == plain.num_buckets &&
-                  tied.parameters == plain.parameters - 65 * c.hidden_size &&
-                  tied.non_embedding == plain.non_embedding,
-              "%s: %lld parameters, %lld of them multiply", presets[i], (long long)tied.parameters,
-              (long long)tied.non_embedding);
-        CHECK(embeddings->init == INIT_NORMAL && embeddings->decays, "%s: the embedding's start", presets[i]);
-        params_free(&plain);
-        params_free(&tied);
-    }
-}
 
 // fox-pro-nano with fgate_bias_init, without which decay times have no effect
 static Config base_config(void) {
@@ -676,8 +527,6 @@ int main(void) {
     check_counts();
     check_presets();
     check_window();
-    check_params();
-    check_tied();
     check_keys();
     check_initialization();
     check_recurrent_keys();
