@@ -198,7 +198,7 @@ static void check_global_norm(void) {
 static void check_adamw(void) {
     enum { N = 1003 };
     const double scale = 0.7;
-    AdamWParams p = {3e-3, 0.9, 0.95, 1e-8, 0.1, 0};
+    AdamWParams p = {.lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
     real *w = random_reals(N, 0), *m = new_reals(N), *v = new_reals(N);
     double w2[N], m2[N] = {0}, v2[N] = {0}, worst = 0;
     for (int i = 0; i < N; i++) w2[i] = (double)w[i];
