@@ -6,8 +6,8 @@ train_fox.cu mirrors it in order and names. `real` is float, or double with -DRE
 gradients.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
-values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last
-axis contiguous.
+values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's
+shape is in a comment, last axis contiguous.
 
 Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a
 run computes the same bits on any number of threads.

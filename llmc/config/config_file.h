@@ -284,8 +284,9 @@ static inline bool config_restore_initialization(Config* c, const char* path, co
     return config_check(c, path, err);
 }
 
-// Parses the text of a config.json, whose path messages name; a LlamaForCausalLM's is transformer-llama's. Keys that are absent keep the default of the
-// paper's code; keys that are not ours, of which tools add many, are passed over. On error *c is undefined.
+// Parses the text of a config.json, whose path messages name; a LlamaForCausalLM's is transformer-llama's.
+// Keys that are absent keep the default of the paper's code; keys that are not ours, of which tools add many,
+// are passed over. On error *c is undefined.
 static inline bool config_parse(Config* c, const char* path, const char* text, size_t bytes, Error* err) {
     Json j;
     if (!json_parse(&j, path, text, bytes, err)) return false;

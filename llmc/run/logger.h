@@ -58,7 +58,8 @@ typedef struct {
     int sequence_ranks;    // of them share sequences
     int64_t measures_left; // of the held-out loss, from this step on
 
-    // Fraction of attention's FLOPs within documents that were pruned, per layer that has it; num_layers 0: the model does not prune.
+    // Fraction of attention's FLOPs within documents that were pruned, per layer that has it; num_layers 0:
+    // the model does not prune.
     int num_layers;
     const double* pruned;
 

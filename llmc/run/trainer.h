@@ -123,8 +123,8 @@ typedef struct {
     // the caller's until then. Their signs are marks: positions_add takes them off.
     void (*queue_losses)(Model* model);
     void* (*finish_losses)(Model* model);
-    // Fills counts [layers with attention, 2] with the pairs of attention blocks in all, and those computed, of all forward passes
-    // of --eval. False: nothing is pruned. NULL: the trainer does not prune.
+    // Fills counts [layers with attention, 2] with the pairs of attention blocks in all, and those computed,
+    // of all forward passes of --eval. False: nothing is pruned. NULL: the trainer does not prune.
     bool (*pruning_counts)(Model* model, double* counts);
     // For --dump. Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is
     // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. In the host's

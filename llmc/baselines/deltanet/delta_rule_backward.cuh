@@ -1,6 +1,7 @@
 /*
-Gradients of the delta rule without decays (delta_rule_gated_backward.cuh: with them), from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh). With T of
-delta_rule_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and the terms through A and W simplify:
+Gradients of the delta rule without decays (delta_rule_gated_backward.cuh: with them), from S0, V', dS1 and dV' of
+each chunk (delta_rule_states.cuh). With T of delta_rule_prepare.cuh, X = T^T dV' is the gradient of the
+recurrence's u, and the terms through A and W simplify:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)

@@ -1,6 +1,6 @@
 /*
-The recurrence of DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is updated by
-every token:
+The recurrence of DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is
+updated by every token:
 
     S' = diag(f_t) S_{t-1}                          f_t: a decay per channel of K, one per head, or none
     u_t = v_t, or beta_t (v_t - S'^T k_t)           the delta rule: what S' holds under k_t is replaced
