@@ -114,6 +114,7 @@ static inline char* recipe_text(const Options* o, const Config* c, const DataLoa
     recipe_put_options(list, &count, o, &recipe, data);
     recipe_put_config(list, &count, c, &published);
     if (data && recipe.name != RECIPE_OWN) recipe_put_data(list, &count, o, data);
-    fclose(list);
+    const bool whole = !ferror(list); // a list that has no memory to grow fails as a full disk does
+    if (fclose(list) != 0 || !whole || !text) die("out of memory");
     return text;
 }
