@@ -350,7 +350,7 @@ equals "26 26" "$(ls $scratch/rows | wc -l) $(ls -d $scratch/rows/*_lr-preset_se
 equals "| fox-pro | - | - | 6.62 | - | - | - | - | - |" "$(grep '^| fox-pro  ' $scratch/stdout | tr -s ' ')"
 # two of them trained, with two seeds, and the table: of another rate, an unfinished run and one not validated nothing
 rows="fox-pro-no-qk-norm transformer-llama-no-rope"
-small() { ablations small SIZE=nano ROWS="$rows" SEEDS="1 2" scripts/sweep/ablations.sh $tiny --data=$scratch/bytes_train_000000.bin "$@"; }
+small() { ablations small SIZE=nano EVAL="--seq-len 128 --val-tokens 256" ROWS="$rows" SEEDS="1 2" scripts/sweep/ablations.sh $tiny --data=$scratch/bytes_train_000000.bin "$@"; }
 check "two rows" small --val-data "$scratch/bytes_train_*.bin" --val-tokens 64 --max-tokens 192
 for row in $rows; do
     python3 - "$row" $scratch/small <<'END' >$scratch/wanted
