@@ -215,9 +215,8 @@ dies "--ranks 2: plans for so many: give it with --dry-run; mpirun, torchrun or 
 dies "--mfu: of which GPU?" plan --model fox-pro-125m --mfu 40
 dies "--gpu-memory 0: not a number from 1" plan --model fox-pro-125m --gpu-memory 0
 dies "head sizes 64 and 128, not 32" plan --model fox-pro-nano --set num_heads=4 --gpu H100
-dies "have no num_kv_heads" plan --model transformer-llama-125m --attention cudnn --set num_kv_heads=4 --gpu H100
-dies "--sequence-ranks 2: ranks cannot share the heads of a model with num_kv_heads" \
-    plan --model fox-pro-125m --set num_kv_heads=4 --gpu H100 --ranks 2 --sequence-ranks 2
+dies "--sequence-ranks 3: does not divide the 4 key heads of the model" plan --model fox-pro-125m \
+    --set num_kv_heads=4 --gpu H100 --seq-len 3072 --ranks 3 --sequence-ranks 3
 dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
 dies "cuDNN has no forget gate" plan --model fox-pro-125m --attention cudnn --gpu H100
 dies "have no document_reset" plan --model transformer-pro-125m --attention cudnn --set document_reset=true --gpu H100
