@@ -11,6 +11,7 @@ device-to-device copy in the same run. Times are medians of CUDA graphs of one s
 #include "../../llmc/layers/embedding.cuh"
 #include "../../llmc/inference/cuda/layers.cuh"
 #include "../../llmc/baselines/mixers.h"
+#include "../../llmc/config/config_check.h"
 #include "../../llmc/config/presets.h"
 #include "bench.cuh"
 

@@ -5,6 +5,7 @@ paper's released checkpoints. Called by llmc/checkpoint and llmc/run.
 #pragma once
 
 #include "config.h"
+#include "config_check.h"
 #include "../formats/json.h"
 
 // The value of a KEY_INT; head_dim is the derived one unless it waits for config_check.

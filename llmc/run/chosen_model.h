@@ -5,6 +5,7 @@ The model that --model, --recipe, --init and --set describe. Called by run.h.
 
 #include <glob.h>
 #include "../checkpoint/out.h"
+#include "../config/config_check.h"
 #include "../config/config_file.h"
 #include "../tokens/mixture.h"
 #include "../tokens/shard.h"

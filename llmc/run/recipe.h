@@ -8,6 +8,7 @@ with the recipe's own values in brackets. Called by run.h, report.h and train.h.
 */
 #pragma once
 
+#include "../config/config_check.h"
 #include "../config/config_file.h"
 #include "../tokens/dataloader.h"
 #include "command/options.h"

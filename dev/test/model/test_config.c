@@ -4,18 +4,11 @@ test_parts.c tests the parameter table.
 */
 #include "../../../llmc/config/config_file.h"
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/config/presets.h"
 #include "../check.h"
+#include "models.h"
 
 static Error err;
 static char folder[PATH_LENGTH], config_path[PATH_LENGTH];
-
-static Config preset(const char* name) {
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
 
 static void write_text(const char* path, const char* text) {
     FILE* f = fopen(path, "wb");

@@ -3,9 +3,9 @@ Tests llmc/model/fp8.h: shapes, memory, the record in trainer.json; and the refe
 tests use, dev/test/fp8_reference.h.
 */
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/config/presets.h"
 #include "../../../llmc/model/fp8.h"
 #include "../check.h"
+#include "models.h"
 #include "../fp8_reference.h"
 
 // ----------------------------------------------------------------------------
@@ -42,14 +42,6 @@ static void check_formats(void) {
 
 // ----------------------------------------------------------------------------
 // shapes
-
-static Config preset(const char* name) {
-    Error err;
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
 
 // The first N rows of the fused projection are those of q, k, v and the output gate; all weights but those of
 // gates and norms are in FP8.

@@ -3,17 +3,8 @@ Initial values: a function of the seed, the layer and the kind of a tensor (llmc
 models which differ by switches start alike where they are alike.
 */
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/config/presets.h"
 #include "../check.h"
-
-static Error err;
-
-static Config preset(const char* name) {
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
+#include "models.h"
 
 // Elements of a tensor whose initial values are compared.
 enum { DRAWN = 40 };

@@ -4,18 +4,11 @@ tables of their parameters.
 */
 #include "../../../llmc/config/config_file.h"
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/config/presets.h"
 #include "../check.h"
+#include "models.h"
 
 static Error err;
 static char folder[PATH_LENGTH], config_path[PATH_LENGTH];
-
-static Config preset(const char* name) {
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
 
 // Are their texts in config.json the same?
 static bool same_config(const Config* a, const Config* b) {
@@ -56,14 +49,6 @@ static void check_table(const Config* c, const char* name) {
         params_free(&alone);
     }
     params_free(&t);
-}
-
-static bool has_param(const Config* c, const char* name) {
-    ParamTable t = params_build(c);
-    bool found = false;
-    for (int r = 0; r < t.num_rows; r++) found = found || strcmp(t.rows[r].name, name) == 0;
-    params_free(&t);
-    return found;
 }
 
 // The pattern that config.json's list of layers is read back as, and their windows and RoPE.

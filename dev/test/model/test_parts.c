@@ -3,18 +3,9 @@ Tests the parameter table (llmc/model/params.h) and the parts of it that ranks o
 (llmc/model/shard.h).
 */
 #include "../../../llmc/baselines/mixers.h"
-#include "../../../llmc/config/presets.h"
 #include "../../../llmc/model/shard.h"
 #include "../check.h"
-
-static Error err;
-
-static Config preset(const char* name) {
-    Config c;
-    Recipe recipe;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
+#include "models.h"
 
 // ----------------------------------------------------------------------------
 // the table
@@ -61,14 +52,6 @@ static void check_table(const Config* c, const char* name) {
               name);
     }
     params_free(&t);
-}
-
-static bool has_param(const Config* c, const char* name) {
-    ParamTable t = params_build(c);
-    bool found = false;
-    for (int r = 0; r < t.num_rows; r++) found = found || strcmp(t.rows[r].name, name) == 0;
-    params_free(&t);
-    return found;
 }
 
 static void check_params(void) {

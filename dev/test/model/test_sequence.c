@@ -7,14 +7,7 @@ contexts that they measure (llmc/eval/documents.h).
 #include "../../../llmc/run/shares.h"
 #include "../../../llmc/sequence/split.h"
 #include "../check.h"
-
-static Config preset(const char* name) {
-    Config c;
-    Recipe recipe;
-    Error err;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
-    return c;
-}
+#include "models.h"
 
 // Every token is one rank's, and every head, of which neighbours are on different ranks.
 static void check_shares(int64_t T, int heads, int ranks) {
