@@ -3,7 +3,7 @@ All mixers: attention and the baselines, as the parameter table and the FLOPs ne
 table of a model, which needs all of them. Called by the trainers and llmc/run.
 
 A new baseline: a folder here, a row below, a row of the mixers of each trainer, and its MixerKind, keys,
-class and presets in llmc/config/config.h (dev/README.md, "A mixer").
+class and presets in llmc/config (dev/README.md, "A mixer").
 */
 #pragma once
 

@@ -4,7 +4,7 @@ config_file.h and llmc/run/ once every key is set.
 */
 #pragma once
 
-#include "config.h"
+#include "families.h"
 
 // Checks rope_scaling, and makes a rope_base of ntk.
 static inline bool config_check_rope(Config* c, const char* where, Error* err) {

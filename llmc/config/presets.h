@@ -1,10 +1,10 @@
 /*
-Presets: the models that --model names, a family (the block: config.h) and a size, as in fox-pro-125m, each
+Presets: the models that --model names, a family (the block: families.h) and a size, as in fox-pro-125m, each
 with the recipe that it trains with (recipes.h). Called by llmc/run/.
 */
 #pragma once
 
-#include "config.h"
+#include "families.h"
 #include "recipes.h"
 
 // What the presets of a size share, whatever their recipe. Counts are tokens.
@@ -67,8 +67,9 @@ static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* n
         c->log_pruning_tolerance = gated ? -10 : NAN;
         c->bos_token_id = c->eos_token_id = size->V - 1;
         *recipe = config_recipe(size, row);
+        if (recipe_lists(RECIPE_OWN_FAMILIES, family->name)) recipe->name = RECIPE_OWN;
         c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
-        return true;
+        return !family->layers || layer_types_parse(&c->layer_types, name, family->layers, err);
     }
     return fail(err, "--model %s: no such preset%s; a preset is one of " PRESET_NAMES, name,
                 nearest_hint(&near, hint, ""));
@@ -108,6 +109,8 @@ static inline void config_print_recipes(FILE* f) {
         fprintf(f, "  %-10s %-5s %11lld %7g %3g %5s %5lld %6lld %9lld  %s\n", recipe_name(row->name),
                 row->size, (long long)row->max_tokens, row->lr, row->lr_end, heads, (long long)size->seq_len,
                 (long long)size->batch_tokens, (long long)size->warmup_tokens,
-                row->families ? row->families : "all");
+                row->families             ? row->families
+                : row->name == RECIPE_OWN ? "all"
+                                          : "the paper's");
     }
 }

@@ -33,7 +33,7 @@ typedef struct {
 // The part of a recipe that the recipes of a size differ in, and the models that it is for.
 typedef struct {
     RecipeName name;
-    const char *size, *families;   // as in "fox-pro, mamba2"; NULL: all
+    const char *size, *families;   // as in "fox-pro, mamba2"; NULL: all of the paper's
     int64_t max_tokens, head_size; // 0: the preset's
     double lr, lr_end;
 } RecipeRow;
@@ -67,11 +67,14 @@ enum { NUM_RECIPE_ROWS = sizeof recipe_rows / sizeof recipe_rows[0] };
 #undef ROW
 #undef ICLR_TOKENS
 
-// Is the row for models of this family?
-static inline bool recipe_row_has(const RecipeRow* row, const char* family) {
+// Families that the paper does not have: nothing is published of them at these sizes, and no rate was searched. Their
+// presets train as the analysis runs.
+#define RECIPE_OWN_FAMILIES "gated-deltanet, fox-gdn, samba2, fox-pro-local, transformer-pro-local"
+
+// Is the family in a list of them?
+static inline bool recipe_lists(const char* families, const char* family) {
     const size_t n = strlen(family);
-    if (!row->families) return true;
-    for (const char* name = row->families; *name; name += strspn(name, ", ")) {
+    for (const char* name = families; *name; name += strspn(name, ", ")) {
         const size_t length = strcspn(name, ",");
         if (length == n && strncmp(name, family, n) == 0) return true;
         name += length;
@@ -82,8 +85,11 @@ static inline bool recipe_row_has(const RecipeRow* row, const char* family) {
 // The row of a recipe for a preset; NULL: it has none.
 static inline const RecipeRow* recipe_find(RecipeName name, const char* family, const char* size) {
     for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++) {
-        const bool named = row->name == name || (name == RECIPE_OWN && row->name == RECIPE_ANALYSIS);
-        if (named && strcmp(row->size, size) == 0 && recipe_row_has(row, family)) return row;
+        const bool own = name == RECIPE_OWN && (row->name == RECIPE_OWN || row->name == RECIPE_ANALYSIS);
+        if (strcmp(row->size, size) != 0 || !(own || row->name == name)) continue;
+        if (row->families ? recipe_lists(row->families, family)
+                          : own || !recipe_lists(RECIPE_OWN_FAMILIES, family))
+            return row;
     }
     return NULL;
 }
@@ -95,5 +101,5 @@ static inline void recipe_list(char* text, size_t size, RecipeName name) {
     for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++)
         if (row->name == name && n < size)
             n += (size_t)snprintf(text + n, size - n, "%s%s (%s)", n ? ", " : "", row->size,
-                                  row->families ? row->families : "all families");
+                                  row->families ? row->families : "the paper's families");
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The recurrent mixers' models under the CPU trainer: a run that is stopped and resumed ends in the bytes of one that is
-# not, several ranks train what one trains, and --generate, --dump and --bench work. Extension, gradients and the model's
-# results are tested in C.
+# The recurrent mixers' models, and the presets of stacks, under the CPU trainer: a run that is stopped and resumed ends in
+# the bytes of one that is not, several ranks train what one trains, and --generate, --dump, --bench, of stacks --eval,
+# --requests and --maps work. Extension, gradients and the model's results are tested in C.
 scratch=build/test/mixers
 . dev/test/check.sh
 
@@ -51,6 +51,30 @@ one_thing_and_exit() {
     check "$1: --bench" ./train_fox $small $batches --bench 1
     said "GFLOP/s of the model"
     dies "no config key is called 'use_rope'" ./train_fox $small --set use_rope=true --dry-run
+}
+
+# One command each for a preset of a stack, whose maps are of its layers with attention alone.
+stack() {
+    local folder attention maps=$scratch/$1.maps
+    small="--model $1-nano --set hidden_size=32 --set intermediate_size=32"
+    [ $1 != fox-gdn ] || small="$small --set gated_deltanet_head_dim=8"
+    [ $1 != samba2 ] || small="$small --set mamba2_state_size=16"
+    runs $1
+    folder=$(last "$scratch/$1")
+    printf '{"type":"%s}\n' 'score","context":"One","continuation":" two"' 'generate","prompt":"a","max_tokens":9' |
+        ./train_fox --init "$folder" --requests - >"$scratch/answers" 2>"$scratch/stderr"
+    equals 2 "$(grep -c '"tokens"' "$scratch/answers")"
+    check "$1: --eval" ./train_fox --init "$folder" --eval "$scratch/$1.json" --val-data "$shards/val.bin" --seq-len 16
+    check "$1: --maps" ./train_fox --init "$folder" --maps "$maps" --val-data "$shards/val.bin" --seq-len 16
+    case $1 in
+    fox-gdn) attention="3" ;;
+    samba2) attention="1 3" ;;
+    *) attention="0 1 2 3" ;;
+    esac
+    equals "$attention" "$(PYTHONPATH=dev/test python3 -c 'import cli_files, sys
+print(*sorted({name.split(".")[0] for name in cli_files.read(sys.argv[1])[0] if name.endswith(".cum_logf")}))' "$maps")"
+    dies "--sequence-ranks 2: ranks cannot share the layers of a model with layer_types" \
+        ./train_fox $small $batches --sequence-ranks 2 --out "$scratch/shared"
 }
 
 # flash-linear-attention's HGRN2 has lower bounds only where it uses them.
@@ -103,6 +127,7 @@ for family in deltanet gated-deltanet hgrn2 mamba2; do
     runs $family
     one_thing_and_exit $family
 done
+for family in fox-gdn samba2 fox-pro-local transformer-pro-local; do stack $family; done
 no_lower_bounds
 joined_mlp
 report

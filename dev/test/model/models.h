@@ -3,6 +3,7 @@ Models for the tests of this folder.
 */
 #pragma once
 
+#include "../../../llmc/config/config_check.h"
 #include "../../../llmc/config/presets.h"
 #include "../../../llmc/model/params.h"
 
@@ -11,7 +12,7 @@ static inline Config preset(const char* name) {
     Config c;
     Recipe recipe;
     Error err;
-    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
+    if (!config_preset(&c, &recipe, name, &err) || !config_check(&c, name, &err)) die("%s", err.msg);
     return c;
 }
 

@@ -122,9 +122,43 @@ static void check_layer_types(void) {
     }
 }
 
+// The presets of stacks: their layers, and with --set others.
+static void check_presets(void) {
+    static const struct {
+        const char *name, *layers;
+        int64_t windows[2]; // of the first and the last layer
+        int64_t gates;
+    } cases[] = {
+        {"fox-gdn-760m", "gated_deltanet*3,attention", {0, 0}, 6},
+        {"samba2-760m", "mamba2,attention", {0, 2048}, 0},
+        {"samba2-nano", "mamba2,attention", {0, 64}, 0},
+        {"fox-pro-local-125m", "attention*3,attention:window=0", {2048, 0}, 12},
+        {"transformer-pro-local-125m", "attention*3,attention:window=0", {2048, 0}, 0},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        Config c = preset(cases[i].name);
+        char text[256];
+        layer_types_text(text, sizeof text, &c.layer_types);
+        CHECK(strcmp(text, cases[i].layers) == 0, "%s: %s", cases[i].name, text);
+        for (int last = 0; last < 2; last++)
+            CHECK(config_layer(&c, last ? c.num_hidden_layers - 1 : 0).window_size == cases[i].windows[last],
+                  "%s: window of layer %s", cases[i].name, last ? "L - 1" : "0");
+        ParamTable t = params_build(&c);
+        int64_t gates = 0;
+        for (int r = 0; r < t.num_rows; r++) gates += strstr(t.rows[r].name, "fgate_proj.bias") != NULL;
+        CHECK(gates == cases[i].gates, "%s: %lld layers have gates", cases[i].name, (long long)gates);
+        params_free(&t);
+        check_table(&c, cases[i].name);
+        CHECK(config_set(&c, "--set", "num_hidden_layers", "1", &err) && !config_check(&c, "x", &err) &&
+                  strstr(err.msg, "but num_hidden_layers is 1"),
+              "%s: %s", cases[i].name, err.msg);
+    }
+}
+
 int main(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
     path_join(config_path, folder, "config.json");
     check_layer_types();
+    check_presets();
     return test_report();
 }

@@ -200,7 +200,7 @@ $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: t
 --model gpt2|--model gpt2: no such preset
 --model fox-pro-760m --recipe paper|--recipe paper: not one of iclr|analysis|submission
 --model transformer-swa-760m --recipe iclr|--recipe iclr: has no row for transformer-swa-760m; its rows are 760m (fox-pro, hgrn2, mamba2), 760m (transformer-pro
---model fox-pro-nano --recipe analysis|--recipe analysis: has no row for fox-pro-nano; its rows are 125m (all families), 360m
+--model fox-pro-nano --recipe analysis|--recipe analysis: has no row for fox-pro-nano; its rows are 125m (the paper's families), 360m
 --init x --recipe iclr|--recipe iclr: trains a preset: give it with --model, without --init
 --model fox-pro|--model fox-pro: no such preset
 --model fox-pro-nano --init x|--model and --init both name a model
