@@ -394,3 +394,9 @@ def t_quantile(degrees, confidence=0.95):
         middle = (low + high) / 2
         low, high = (middle, high) if t_tail(middle, degrees) > 1 - confidence else (low, middle)
     return high
+
+
+def attention_layers(config, count):
+    """Numbers in the model of its layers with attention; of layers of one kind there are `count`."""
+    types = config.get("layer_types")
+    return [i for i, kind in enumerate(types) if kind.startswith("attention")] if types else list(range(count))

@@ -38,7 +38,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from common import MIN_PAIRS, NUMBER, BadLine, Error, Parser, log_line, package, paired, run
+from common import MIN_PAIRS, NUMBER, BadLine, Error, Parser, attention_layers, log_line, package, paired, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
@@ -60,7 +60,7 @@ class Log:
     """
     A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
     since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
-    [layer][head]. damaged: the BadLine where reading stopped, an Error where there is no log, or None.
+    [layer][head], no heads of layers without gates. damaged: the BadLine where reading stopped, an Error where there is no log, or None.
     """
 
     def __init__(self, path):
@@ -163,12 +163,17 @@ class Log:
             return False
         name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
         layers = self.start["config"].get("num_hidden_layers")
-        types = self.start["config"].get("layer_types") or ["attention"] * (layers if isinstance(layers, int) else 0)
-        names = [f"model.layers.{i}.attn.{name}" for i, kind in enumerate(types) if kind.startswith("attention")]
+        gated = attention_layers(self.start["config"], layers if isinstance(layers, int) else 0)
         for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
-            biases, _ = read_tensors(path, names)
-            self.half_lives = [[half_life(bias) for bias in layer] for layer in biases]
+            biases, _ = read_tensors(path, [f"model.layers.{i}.attn.{name}" for i in gated])
+            self.half_lives = by_layer(gated, [[half_life(bias) for bias in layer] for layer in biases])
         return self.half_lives is not None
+
+
+def by_layer(numbers, rows):
+    """[layer][head] of the rows of some layers, whose numbers rise; the others have no heads."""
+    found = dict(zip(numbers, rows))
+    return [found.get(layer, []) for layer in range(max(numbers, default=-1) + 1)]
 
 
 def pattern(kinds):
@@ -284,8 +289,8 @@ def read_tensors(path, names):
 def read_half_lives(runs, paths):
     """Fills in half_lives from files of --maps, else from checkpoints."""
     for path in paths:
-        [half_lives], metadata = read_tensors(path, ["half_life"])
-        owner(runs, path, metadata.get("checkpoint")).half_lives = half_lives
+        (half_lives, layers), metadata = read_tensors(path, ["half_life", "layers"])
+        owner(runs, path, metadata.get("checkpoint")).half_lives = by_layer(layers, half_lives)
     by_bias = False
     try:
         for run in runs:
@@ -496,11 +501,11 @@ def draw_pruned(plots, groups):
     def shares(run):
         last = run.steps[-math.ceil(len(run.steps) / 10):]
         y = means([line["pruned_by_layer"] for line in last if "pruned_by_layer" in line])
-        return (range(len(y)), y) if y else None
+        return (attention_layers(run.start["config"], len(y)), y) if y else None
 
     def finish(axes):
         axes.set(ylabel="share pruned", ylim=(0, 1))
-        plots.layer_ticks(axes, max(len(line.get_xdata()) for line in axes.lines))
+        plots.layer_ticks(axes, 1 + max(max(line.get_xdata()) for line in axes.lines))
 
     return draw_by_layer(plots, groups, shares, finish)
 

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 
-from common import BadLine, Parser, log_line, package, run, write_file
+from common import BadLine, Parser, attention_layers, log_line, package, run, write_file
 
 NOT_SHOWN = {"event", "step", "eta_s", "ms", "waited_ms", "val_tokens", "ranks", "slowest_rank"}
 
@@ -62,8 +62,8 @@ class WandB:
         pass
 
 
-def numbers(line):
-    """{tag: number} of a line of the log."""
+def numbers(line, config):
+    """{tag: number} of a line of the log of a model."""
     kind = "train" if line["event"] == "step" else line["event"]
     groups = {kind: line, "perplexity/below": line.get("perplexity_by_length"),
               "val_loss_of": line.get("val_loss_of"),
@@ -71,7 +71,8 @@ def numbers(line):
     values = {f"{group}{'_' if '/' in group else '/'}{k}": float(v)
               for group, members in groups.items() if isinstance(members, dict) for k, v in members.items()
               if k not in NOT_SHOWN and isinstance(v, (int, float)) and not isinstance(v, bool)}
-    values.update({f"pruned/layer_{i:02d}": v for i, v in enumerate(line.get("pruned_by_layer", []))
+    pruned = line.get("pruned_by_layer", [])
+    values.update({f"pruned/layer_{i:02d}": v for i, v in zip(attention_layers(config, len(pruned)), pruned)
                    if v is not None})
     values.update({f"position/below_{row['to']}": row["loss"] for row in line.get("by_position", [])
                    if row["loss"] is not None})
@@ -131,7 +132,7 @@ class Follower:
             self.sink.start(line, self.when)
         self.when += line.get("ms", 0) / 1000
         if line["event"] in ("step", "validation", "evaluation"):
-            self.sink.add(line["step"], numbers(line), self.when)
+            self.sink.add(line["step"], numbers(line, self.run["config"] if self.run else {}), self.when)
         return line["event"] == "checkpoint" and self.run and line["step"] >= self.run["num_steps"]
 
 

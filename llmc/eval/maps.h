@@ -1,16 +1,19 @@
 /*
---maps FILE: what the heads of --init's model forget and attend to on a text, for scripts/eval/maps.py. Layers without
-attention are left out and not counted.
+--maps FILE: what the heads of --init's model forget and attend to on a text, for scripts/eval/maps.py.
 
 The text is --prompt, standard input with --prompt -, or the first sequence of --val-data; of it the first
---seq-len tokens, T with end of text. FILE has, in safetensors format, of layer L and head H
+--seq-len tokens, T with end of text. FILE has, in safetensors format, of the L layers with attention
 
+    layers            [L]       their numbers in the model
     half_life         [L, NH]   -ln 2 / mean(log f), tokens; infinite without a forget gate
     pruned_share      [L, NH]   skipped share of the blocks of MAPS_BLOCK keys at or below the diagonal, with
                                 document_reset of those that any of their queries' documents has keys in
     effective_window  [L, NH]   mean over the queries of the smallest w for which the keys j > i - w have
                                 MAPS_WINDOW_SHARE of the attention, tokens
     queries           [Q]       positions i of the rows below, evenly spaced: all where T <= MAPS_ROWS
+
+and of head H of the model's layer L
+
     L.H.cum_logf      [T]       running sum of log f; 0 without a gate
     L.H.largest       [Q]       the largest attention of each row,
     L.H.key           [Q]       and its key: the whole of what is above 0.5
@@ -50,7 +53,7 @@ typedef struct {
     const Trainer* trainer;
     const Config* config;
     int64_t L, NH, KVH, dh, T, Q, window;                // window: of the layer in progress
-    int32_t *tokens, *queries;                           // [T], [Q]
+    int32_t *tokens, *queries, *layers;                  // [T], [Q], [L]
     double *half_life, *pruned_share, *effective_window; // [L, NH]
     double* cum_logf;                                    // [L, NH, T]
     float* largest;                                      // [L, NH, Q]
@@ -303,7 +306,7 @@ static inline int maps_put_head(SafeTensor* to, char names[3][64], const Maps* m
     static const char* const kinds[] = {"cum_logf", "largest", "key"};
     const void* data[] = {m->cum_logf + at * m->T, m->largest + at * m->Q, m->key + at * m->Q};
     for (int i = 0; i < 3; i++) {
-        snprintf(names[i], 64, "%lld.%lld.%s", (long long)(at / m->NH), (long long)(at % m->NH), kinds[i]);
+        snprintf(names[i], 64, "%d.%lld.%s", m->layers[at / m->NH], (long long)(at % m->NH), kinds[i]);
         to[i] = safetensors_tensor(names[i], dtypes[i], 1, i == 0 ? &m->T : &m->Q, data[i]);
     }
     return 3;
@@ -317,18 +320,19 @@ static inline void maps_write(Maps* m) {
     } statistics[] = {{"half_life", m->half_life},
                       {"pruned_share", m->pruned_share},
                       {"effective_window", m->effective_window}};
-    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(6 + 3 * heads), sizeof *tensors);
+    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(7 + 3 * heads), sizeof *tensors);
     char(*names)[64] = (char(*)[64])xcalloc((size_t)(2 + 3 * heads), sizeof *names);
     int count = 0, named = 0;
     for (int i = 0; i < 3; i++)
         tensors[count++] =
             safetensors_tensor(statistics[i].name, SAFETENSORS_F64, 2, of_heads, statistics[i].values);
+    tensors[count++] = safetensors_tensor("layers", SAFETENSORS_I32, 1, &m->L, m->layers);
     tensors[count++] = safetensors_tensor("queries", SAFETENSORS_I32, 1, &m->Q, m->queries);
     for (int64_t at = 0; at < heads; at++, named += 3)
         count += maps_put_head(tensors + count, names + named, m, at);
     for (int i = 0; i < 2; i++) {
         if (!m->matrices[i]) continue;
-        snprintf(names[named], sizeof *names, "%lld.%lld.attention", (long long)(m->shown[i] / m->NH),
+        snprintf(names[named], sizeof *names, "%d.%lld.attention", m->layers[m->shown[i] / m->NH],
                  (long long)(m->shown[i] % m->NH));
         tensors[count++] = safetensors_tensor(names[named++], SAFETENSORS_F32, 2, of_matrix, m->matrices[i]);
     }
@@ -345,6 +349,9 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     const Config* c = m->config;
     m->trainer = trainer;
     m->L = config_layers_of(c, MIXER_ATTENTION);
+    m->layers = (int32_t*)xcalloc((size_t)m->L, sizeof *m->layers);
+    for (int64_t l = 0, n = 0; l < c->num_hidden_layers; l++)
+        if (config_layer(c, l).mixer == MIXER_ATTENTION) m->layers[n++] = (int32_t)l;
     m->NH = c->num_heads;
     m->KVH = config_key_heads(c);
     m->dh = config_head_size(c);
@@ -371,8 +378,8 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
 }
 
 static inline void maps_free(Maps* m) {
-    void* memory[] = {m->tokens,  m->queries,     m->half_life,   m->cum_logf,  m->largest, m->key,
-                      m->windows, m->matrices[0], m->matrices[1], m->doc_start, m};
+    void* memory[] = {m->tokens, m->queries, m->layers,      m->half_life,   m->cum_logf,  m->largest,
+                      m->key,    m->windows, m->matrices[0], m->matrices[1], m->doc_start, m};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) free(memory[i]);
 }
 
@@ -381,8 +388,8 @@ static inline void maps_run(Maps* m, const Trainer* trainer, Model* model, const
     maps_measure(m, trainer, model);
     for (int64_t i = 0; i < m->L * m->NH; i++)
         if (!isfinite(m->effective_window[i]))
-            die("--init %s: the attention of layer %lld, head %lld is not finite: the weights are damaged",
-                run->options.init, (long long)(i / m->NH), (long long)(i % m->NH));
+            die("--init %s: the attention of layer %d, head %lld is not finite: the weights are damaged",
+                run->options.init, m->layers[i / m->NH], (long long)(i % m->NH));
     maps_write(m);
     printf("%s: %s on %s; draw them with scripts/eval/maps.py\n", run->options.maps,
            counted(m->L * m->NH, "head").text, counted(m->T, "token").text);

@@ -14,6 +14,7 @@ The file, in safetensors format, has floats of 32 or 64 bits:
     pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
     effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
                                 of the attention, tokens
+    layers            [L]       numbers in the model of the layers with attention; without it 0, 1, ...
     queries           [Q]       int32 or int64, rising: the positions of the rows below, of all heads; without
                                 it Q = T
 
@@ -51,6 +52,9 @@ def read(path):
         values = tensors.get(name)
         if values is None or values.ndim != 2 or values.shape != tensors["half_life"].shape:
             raise Error(f"{path}: not a file of --maps: {name} is not [L, NH]")
+    rows = rows_of(tensors)
+    if len(rows) != len(tensors["half_life"]):
+        raise Error(f"{path}: layers are not those of half_life")
     for layer, head in mapped_heads(tensors):
         c, a = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention"))
         queries = tensors.get("queries", numpy.arange(len(c)))
@@ -61,9 +65,15 @@ def read(path):
         if largest is not None and (key is None or not largest.shape == key.shape == queries.shape
                                     or (key > queries).any() or key.min(initial=0) < 0):
             raise Error(f"{path}: {layer}.{head}.largest and key do not fit queries")
-        if layer >= len(tensors["half_life"]) or head >= len(tensors["half_life"][0]):
+        if layer not in rows or head >= len(tensors["half_life"][0]):
             raise Error(f"{path}: has no statistics of head {layer}.{head}")
     return tensors
+
+
+def rows_of(tensors):
+    """{layer of the model: its row of the statistics}"""
+    layers = tensors.get("layers", range(len(tensors["half_life"])))
+    return {int(layer): row for row, layer in enumerate(layers)}
 
 
 def mapped_heads(tensors):
@@ -111,7 +121,7 @@ def draw_maps(path, tensors, heads):
         c, *maps = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention", "largest", "key"))
         queries = tensors.get("queries", numpy.arange(len(c)))
         extent = (0, len(c), int(queries[-1]) + 1, int(queries[0]))
-        half_life = tensors["half_life"][layer][head]
+        half_life = tensors["half_life"][rows_of(tensors)[layer]][head]
         plots.heat_map(axes[0][column], forget_map(c, queries), "F", extent=extent, vmin=0, vmax=1)
         drawn = attention_map(*maps, len(c))
         drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
@@ -142,8 +152,9 @@ def draw_heads(path, tensors):
         else:
             plots.log_heat_map(ax, values, title, max(values.min(), 0.1), max(values.max(), 1))
         ax.set(xlabel="head", ylabel="layer")
-        for axis, n in ((ax.xaxis, values.shape[1]), (ax.yaxis, values.shape[0])):
-            axis.set_ticks(range(0, n, max(1, n // 8)))
+        for axis, names in ((ax.xaxis, range(values.shape[1])), (ax.yaxis, list(rows_of(tensors)))):
+            shown = range(0, len(names), max(1, len(names) // 8))
+            axis.set_ticks(shown, [names[i] for i in shown])
     plots.save(figure, path)
 
 
@@ -170,7 +181,8 @@ def main():
     if options.out and not found:
         raise Error(f"{options.file}: has no map of any head")
     if options.out:
-        by_life = sorted(found, key=lambda name: tensors["half_life"][found[name]])
+        rows = rows_of(tensors)
+        by_life = sorted(found, key=lambda name: tensors["half_life"][rows[found[name][0]], found[name][1]])
         chosen = dict.fromkeys(options.head or [by_life[0], by_life[-1]])
         draw_maps(options.out, tensors, [found[name] for name in chosen])
     if options.heads:
@@ -178,7 +190,7 @@ def main():
     if options.json:
         write_file(options.json, json.dumps({name: finite(tensors[name]) for name in STATISTICS}, indent=0))
     print("layer   half-life of its heads: shortest  median  longest, tokens   pruned")
-    for layer, (lives, pruned) in enumerate(zip(tensors["half_life"], tensors["pruned_share"])):
+    for layer, lives, pruned in zip(rows_of(tensors), tensors["half_life"], tensors["pruned_share"]):
         lives = sorted(lives)
         middle, share = lives[len(lives) // 2], 100 * pruned.mean()
         print(f"{layer:5d} {lives[0]:35.4g} {middle:7.4g} {lives[-1]:8.4g} {share:15.1f}%")

@@ -501,7 +501,13 @@ class TestPictures(Case):
                                 "--heads", self.tmp / "h.svg")
         self.assertNotIn("layer 2", (self.tmp / "one.svg").read_text())
         self.assertIn("effective window", (self.tmp / "h.svg").read_text())
-        self.assertEqual(len(table.splitlines()), 4)
+        self.assertEqual([line.split()[0] for line in table.splitlines()], ["layer", "0", "1", "2"])
+        numbers = numpy.array([0, 2, 7], "int32")  # of a stack, whose layers 1 and 3 to 6 have no attention
+        stack = self.maps(layers=numbers)
+        table = self.run_script("maps.py", stack, "--head", "2.0", "--out", self.tmp / "one.svg",
+                                "--heads", self.tmp / "h.svg")
+        self.assertEqual([line.split()[0] for line in table.splitlines()], ["layer", "0", "2", "7"])
+        self.assertIn(">7</text>", (self.tmp / "h.svg").read_text())
         endless = self.maps(half_life=numpy.full((3, 2), numpy.inf))
         self.assertIn("inf", self.run_script("maps.py", endless, "--heads", self.tmp / "h.svg"))
         self.assertIn(">half-life, tokens</text>", (self.tmp / "h.svg").read_text())
@@ -514,6 +520,7 @@ class TestPictures(Case):
                 ({"pruned_share": zeros((2, 2))}, "pruned_share is not [L, NH]"),
                 ({"2.0.attention": zeros((600, 600))}, "2.0.attention does not fit"),
                 ({"2.0.attention": None}, "2.0.attention does not fit"),
+                ({"layers": numpy.arange(2)}, "layers are not those of half_life"),
                 ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
                 ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "statistics of head 5.0")):
             self.dies(expected, "maps.py", self.maps(**changed))

@@ -76,13 +76,14 @@ def make_runs(folder):
 
 
 def write_tensors(path, tensors, metadata=None):
-    """Rows of floats as a safetensors file: {name: [row]}"""
+    """Rows of floats, of "layers" integers, as a safetensors file: {name: [row]}"""
     header, data = {"__metadata__": metadata or {}}, b""
     for name, rows in tensors.items():
         values = [x for row in rows for x in row]
-        new = data + struct.pack(f"<{len(values)}f", *values)
+        code, dtype = ("i", "I32") if name == "layers" else ("f", "F32")
+        new = data + struct.pack(f"<{len(values)}{code}", *values)
         shape = [len(rows), len(rows[0])] if len(rows) > 1 else [len(rows[0])]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(new)]}
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(new)]}
         data = new
     text = json.dumps(header).encode()
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -104,10 +105,10 @@ def check_gates(folder):
             biases = {f"model.layers.{i}.attn.{gate[kind]}": [[shift, shift + i + 1]] for i in range(2)}
             write_tensors(f"{folder}/{name}/step_{step:08d}/model.safetensors", biases)
     maps, checkpoint = f"{folder}/maps.safetensors", f"{folder}/mapped/step_00000002"
-    write_tensors(maps, {"half_life": [[1, 2], [3, math.inf]]}, {"checkpoint": checkpoint})
+    write_tensors(maps, {"half_life": [[1, 2], [3, math.inf]], "layers": [[1, 3]]}, {"checkpoint": checkpoint})
     full, fixed, mapped = runs = [compare.Log(f"{folder}/{name}") for name in ("full", "fixed", "mapped")]
     compare.read_half_lives(runs, [maps])
-    assert mapped.half_lives == [[1, 2], [3, math.inf]], mapped.half_lives
+    assert mapped.half_lives == [[], [1, 2], [], [3, math.inf]], mapped.half_lives
     for run in full, fixed:  # sigmoid(bias)^half_life = 1/2
         halves = [[(1 + math.exp(-b))**-life for b, life in zip((0, i + 1), layer)]
                   for i, layer in enumerate(run.half_lives)]
@@ -123,7 +124,7 @@ def check_gates(folder):
     write_tensors(f"{folder}/stack/step_00000001/model.safetensors",
                   {f"model.layers.{i}.attn.fgate_proj.bias": [[0, i]] for i in (2, 5)})
     stack = compare.Log(f"{folder}/stack")
-    assert stack.read_gates() and [life[0] for life in stack.half_lives] == [1, 1], stack.half_lives
+    assert stack.read_gates() and [life[:1] for life in stack.half_lives] == [[], [], [1]] * 2, stack.half_lives
     assert stack.settings()[1]["config.layer_types"] == "deltanet*2,attention:window=64", stack.settings()
     assert [compare.pattern(list(kinds)) for kinds in ("aba", "aab", "abaab", "aaa")] == [
         "a,b", "a*2,b", "a,b,a", "a"]

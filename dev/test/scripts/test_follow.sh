@@ -30,10 +30,10 @@ equals "log 100 None 2.5" "$(tail -n 1 $scratch/stdout)"
 check "nothing new" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
 equals 2 "$(wc -l <$scratch/stdout)"
 
-# the tags of an evaluation, whose parts may be missing
-tags() { PYTHONPATH=scripts $python -c 'import follow, common, sys
-line = common.log_line("log", 1, sys.argv[1].encode())
-print(*(f"{tag} {x:g}" for tag, x in sorted(follow.numbers(line).items())), sep=";")' "$@"; }
+# tags LINE [CONFIG]: the tags of an evaluation, whose parts may be missing
+tags() { PYTHONPATH=scripts $python -c 'import follow, common, json, sys
+line, config = common.log_line("log", 1, sys.argv[1].encode()), json.loads(sys.argv[2])
+print(*(f"{tag} {x:g}" for tag, x in sorted(follow.numbers(line, config).items())), sep=";")' "$1" "${2:-{\}}"; }
 equals "evaluation/val_loss 2.5;perplexity/below_1024 7;perplexity/below_512 8;position/below_1 3;requests/generate_match 0.5;requests/score_greedy 0.25;requests/score_logprob -2;requests/score_requests 4" \
     "$(tags '{"event":"evaluation","step":3,"val_tokens":9,"val_loss":2.5,"ms":4,"by_position":[{"from":0,"to":1,"tokens":1,"loss":3}],
         "perplexity_by_length":{"512":8,"1024":7},"requests":{"score":{"requests":4,"logprob":-2,"greedy":0.25},
@@ -41,6 +41,12 @@ equals "evaluation/val_loss 2.5;perplexity/below_1024 7;perplexity/below_512 8;p
 equals "" "$(tags '{"event":"evaluation","step":3,"ms":4}' 2>&1)"
 equals "val_loss_of/a/*.bin 2;val_loss_of/b/*.bin 3;validation/val_loss 2.5" \
     "$(tags '{"event":"validation","step":3,"val_loss":2.5,"ms":4,"by_position":[],"val_loss_of":{"a/*.bin":2,"b/*.bin":3}}')"
+# shares are of the layers with attention, by their numbers in the model
+pruned='{"event":"step","step":3,"loss":1,"tokens":8,"ms":4,"tokens_per_s":2,"pruned_by_layer":[0.25,0.5]}'
+of_layers() { tags "$pruned" "$@" | tr ';' '\n' | grep ^pruned/ | tr '\n' ';'; }
+equals "pruned/layer_00 0.25;pruned/layer_01 0.5;" "$(of_layers)"
+equals "pruned/layer_01 0.25;pruned/layer_03 0.5;" \
+    "$(of_layers '{"layer_types":["mamba2","attention","mamba2","attention:window=9"]}')"
 for part in '"ms":"4"' '"ms":4,"requests":[1]' '"ms":4,"perplexity_by_length":3' '"ms":4,"val_loss_of":3'; do
     tags "{\"event\":\"evaluation\",\"step\":3,$part}" 2>&1 | grep -q "BadLine: log: line 1: '" && pass || fail "$part is taken"
 done
