@@ -66,7 +66,9 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     params_begin_bucket(&t, align);
     params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
     if (c->tie_word_embeddings) params_tie_lm_head(&t, c);
-    if (mixer->add_outside) mixer->add_outside(&t, c);
+    for (int m = 0; m < NUM_MIXERS; m++)
+        if (mixer_infos[m]->add_outside && config_layers_of(c, (MixerKind)m) > 0)
+            mixer_infos[m]->add_outside(&t, c);
     for (int64_t l = 0; l < L; l++) {
         LayerTable* layer = &t.by_layer[l];
         layer->config = config_layer(c, l);

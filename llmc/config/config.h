@@ -53,7 +53,7 @@ typedef struct {
     bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
     double decay_time_min; // its T_min, in tokens
     double decay_time_max; // its T_max, in tokens
-    bool use_lower_bound;  // HGRN2: learned lower bounds of the forget gates
+    bool use_lower_bound;  // HGRN2, also in stacks: learned lower bounds of the forget gates
     int64_t state_size;    // Mamba-2: N, rows of a head's state
     int64_t chunk_size;    // and the next: of other programs' kernels, kept as they are
     bool residual_in_fp32;
@@ -210,6 +210,7 @@ static const ConfigKey config_keys[] = {
     LAYERS(layer_types)
     OF_KIND("deltanet_num_heads", kind_heads[MIXER_DELTANET], 1024)
     OF_KIND("hgrn2_num_heads", kind_heads[MIXER_HGRN2], 1024)
+    CHOICE(KEY_WORD, "hgrn2_use_lower_bound", use_lower_bound, "false", "true")
     OF_KIND("mamba2_num_heads", kind_heads[MIXER_MAMBA2], 1024)
     OF_KIND("mamba2_state_size", kind_state_size, 1 << 16)
     OF_KIND("gated_deltanet_num_heads", kind_heads[MIXER_GATED_DELTANET], 1024)
@@ -341,6 +342,13 @@ static const ConfigKey config_keys[] = {
 
 // Does the model have this key?
 static inline bool config_has_key(const Config* c, const ConfigKey* key) { return key->mixer == c->mixer; }
+
+// Is the key of the recurrent layers of a stack? 0 is then their family's.
+static inline bool config_key_of_kind(const ConfigKey* key) {
+    const size_t first = offsetof(Config, kind_heads), last = offsetof(Config, kind_expand_v);
+    return key->mixer == MIXER_ATTENTION && ((key->offset >= first && key->offset <= last) ||
+                                             key->offset == offsetof(Config, use_lower_bound));
+}
 
 // Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
 // names the file or option in messages.

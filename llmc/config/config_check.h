@@ -45,6 +45,8 @@ static inline bool config_check_layers(Config* c, const char* where, Error* err)
             return fail(err, "%s: %s_num_heads: no layer is %s", where, mixer_names[m], mixer_names[m]);
         if (has && *heads == 0) *heads = config_family_heads((MixerKind)m, c->hidden_size);
     }
+    if (c->use_lower_bound && c->mixer == MIXER_ATTENTION && c->kind_heads[MIXER_HGRN2] == 0)
+        return fail(err, "%s: hgrn2_use_lower_bound: no layer is hgrn2", where);
     for (size_t i = 0; i < sizeof config_kind_sizes / sizeof config_kind_sizes[0]; i++) {
         const MixerKind kind = config_kind_sizes[i].mixer;
         int64_t* size = (int64_t*)((char*)c + config_kind_sizes[i].offset);

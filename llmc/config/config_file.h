@@ -75,9 +75,12 @@ static inline void config_put_always(const Config* c, int i, JsonWriter* w) {
 
 // The same; pruning_rule, document_reset and what stacks of layers have only where they are not the default.
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
-    const size_t offset = config_keys[i].offset, kinds = offsetof(Config, kind_heads);
-    const bool of_kind = offset >= kinds && offset <= offsetof(Config, kind_expand_v);
-    if (of_kind && *(const int64_t*)((const char*)c + offset) == 0) return;
+    const size_t offset = config_keys[i].offset;
+    int64_t value = 0;
+    if (config_key_of_kind(&config_keys[i])) {
+        memcpy(&value, (const char*)c + offset, config_keys[i].bytes);
+        if (value == 0) return;
+    }
     if (offset == offsetof(Config, layer_types)) {
         if (config_is_stack(c)) config_put_layers(c, config_keys[i].name, false, w);
         return;

@@ -34,6 +34,8 @@ SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_nor
 STACKS = {  # not fixtures: models whose oracle is the trainer alone
     "stack": ["layer_types=deltanet,attention:window=20,mamba2,hgrn2,attention:rope", "num_hidden_layers=5",
               "deltanet_num_heads=4", "hgrn2_num_heads=2", "mamba2_num_heads=8", "mamba2_state_size=16"],
+    "stack-bounds": ["layer_types=hgrn2,attention,hgrn2,hgrn2", "num_hidden_layers=4", "hgrn2_num_heads=2",
+                     "hgrn2_use_lower_bound=true"],
     "stack-packed": ["layer_types=mamba2,attention,gated_deltanet", "num_hidden_layers=3", "mamba2_num_heads=4",
                      "gated_deltanet_head_dim=16", "gated_deltanet_num_heads=3", "document_reset=true",
                      "tie_word_embeddings=true"]}

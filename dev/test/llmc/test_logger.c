@@ -176,9 +176,7 @@ static void test_run(void) {
     int keys = 0;
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) { // without what stacks of layers have
         const ConfigKey* key = &config_keys[i];
-        const bool of_kind =
-            key->offset >= offsetof(Config, kind_heads) && key->offset <= offsetof(Config, kind_expand_v);
-        keys += config_has_key(&c, key) && key->type != KEY_LAYERS && !of_kind;
+        keys += config_has_key(&c, key) && key->type != KEY_LAYERS && !config_key_of_kind(key);
     }
     int options = member(0, "options"), config = member(0, "config");
     json_double(j, json_get(j, options, "lr"), &lr);

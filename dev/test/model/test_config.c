@@ -159,6 +159,7 @@ static const KeyTest keys[] = {
      "mamba2:rope attention:windows=4 attention* *3"},
     {"deltanet_num_heads", "4", "0 1025 -1 1.5"},
     {"hgrn2_num_heads", "2", "0 1025 -1 1.5"},
+    {"hgrn2_use_lower_bound", "true", "1 null yes"},
     {"mamba2_num_heads", "8", "0 1025 -1 1.5"},
     {"mamba2_state_size", "64", "0 65537 -1 1.5"},
     {"gated_deltanet_num_heads", "2", "0 1025 -1 1.5"},
@@ -336,8 +337,7 @@ static void check_initialization(void) {
 // Tests a key on `base`, and sets its value in `all`.
 static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
     Config c = *base;
-    const bool of_kind =
-        key->offset >= offsetof(Config, kind_heads) && key->offset <= offsetof(Config, kind_expand_v);
+    const bool of_kind = config_key_of_kind(key);
     CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
     if (key->type == KEY_ROPE) c.use_rope = true;
     if (of_kind)

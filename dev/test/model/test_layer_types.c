@@ -122,6 +122,27 @@ static void check_layer_types(void) {
     }
 }
 
+// HGRN2's lower bounds, a row for each of its layers.
+static void check_lower_bounds(void) {
+    Config c = preset("fox-pro-nano"), back;
+    CHECK(config_set(&c, "--set", "layer_types", "hgrn2,attention,hgrn2,hgrn2", &err) &&
+              config_check(&c, "x", &err) && !has_param(&c, "model.lower_bounds"),
+          "%s", err.msg);
+    CHECK(config_set(&c, "--set", "hgrn2_use_lower_bound", "true", &err) && config_check(&c, "x", &err) &&
+              config_write(&c, config_path, &err) && config_read(&back, folder, &err),
+          "%s", err.msg);
+    CHECK(back.use_lower_bound && same_config(&c, &back), "hgrn2_use_lower_bound is lost");
+    ParamTable t = params_build(&back);
+    const Param* p = params_find(&t, P_HGRN2_LOWER_BOUNDS, 0);
+    CHECK(p && p->layer == -1 && p->trainable && !p->decays && p->shape[0] == 3 && p->shape[1] == 128,
+          "lower bounds of a stack");
+    params_free(&t);
+    c = preset("fox-gdn-nano");
+    CHECK(config_set(&c, "--set", "hgrn2_use_lower_bound", "true", &err) && !config_check(&c, "x", &err) &&
+              strcmp(err.msg, "x: hgrn2_use_lower_bound: no layer is hgrn2") == 0,
+          "%s", err.msg);
+}
+
 // The presets of stacks: their layers, and with --set others.
 static void check_presets(void) {
     static const struct {
@@ -159,6 +180,7 @@ int main(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
     path_join(config_path, folder, "config.json");
     check_layer_types();
+    check_lower_bounds();
     check_presets();
     return test_report();
 }

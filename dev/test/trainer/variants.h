@@ -111,7 +111,8 @@ static const Variant variants[] = {
 
     // layers of different kinds: each recurrent one with attention, windows and RoPE of its own, none with attention
     {"fox-pro layer_types=deltanet,attention,mamba2 num_hidden_layers=3 mamba2_state_size=6", 2, 9},
-    {"fox-pro layer_types=hgrn2*2,attention num_hidden_layers=4 hgrn2_num_heads=3", 2, 9},
+    {"fox-pro layer_types=hgrn2*2,attention num_hidden_layers=4 hgrn2_num_heads=3 hgrn2_use_lower_bound=true",
+     2, 9},
     {"fox-pro layer_types=gated_deltanet,attention gated_deltanet_num_heads=2 gated_deltanet_head_dim=6", 2,
      9},
     {"fox-llama layer_types=mamba2,attention:window=64:rope mamba2_state_size=6 mamba2_num_heads=3", 1, 150},

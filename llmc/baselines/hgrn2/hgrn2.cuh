@@ -102,7 +102,7 @@ static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds,
     const Param* p = params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0);
     int d = (int)layer->config->hidden_size;
     CUDA_LAUNCH(hgrn2_bound_kernel, ceil_div(d, 128), 128, layer->stream, bound, dbounds, dbound,
-                layer->weights_fp32 + p->fp32, d, make_int2((int)layer->l, (int)p->shape[0]));
+                layer->weights_fp32 + p->fp32, d, make_int2((int)layer->number, (int)p->shape[0]));
 }
 
 // ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ and
     o = the recurrence that decays each channel of K by f, scale dh^-1/2
 
 bound [d] is 0, or with use_lower_bound, as in flash-linear-attention, the sum over layers 1..l of
-softmax(lower_bounds [L, d]) over the layers: layer 0 may forget everything, the last nearly nothing.
+softmax(lower_bounds [L, d]) over the layers, in a stack HGRN2's: layer 0 may forget everything, the last nearly nothing.
 
 One table of tensors and one forward function serve a training pass and an extension, as in deltanet.h. A row
 of the CPU trainer's mixers.
@@ -114,7 +114,7 @@ static inline void hgrn2_bound(real* bound, const Layer* layer) {
         double sum = 0;
         if (layer->config->use_lower_bound) {
             const BoundSoftmax s = bound_softmax(layer, c);
-            for (int64_t i = 1; i <= layer->l; i++) sum += bound_part(&s, i);
+            for (int64_t i = 1; i <= layer->number; i++) sum += bound_part(&s, i);
         }
         bound[c] = (real)sum;
     }
@@ -131,7 +131,7 @@ static inline void hgrn2_bound_backward(const Layer* layer, const real* bound, c
         for (int64_t piece = 0; piece < NUM_PIECES; piece++) dbound += (double)partial[piece * d + c];
         for (int64_t i = 0; i < s.L; i++)
             dbounds[i * d + c] +=
-                (real)(bound_part(&s, i) * dbound * ((i >= 1 && i <= layer->l) - (double)bound[c]));
+                (real)(bound_part(&s, i) * dbound * ((i >= 1 && i <= layer->number) - (double)bound[c]));
     }
 }
 

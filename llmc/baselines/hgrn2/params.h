@@ -7,7 +7,7 @@ HGRN2's rows of the parameter table, their initialisation, and its FLOPs. Used b
 
 enum {
     P_HGRN2_LOWER_BOUNDS =
-        P_FIRST_OF(MIXER_HGRN2), // [L, d]  outside the layers; trainable where the model uses them
+        P_FIRST_OF(MIXER_HGRN2), // [HGRN2's layers, d]  outside the layers; trainable where it is used
     P_HGRN2_Q_PROJ,              // [d, d]  this and the next two: the fused projection
     P_HGRN2_F_PROJ,              // [d, d]  forget gate
     P_HGRN2_I_PROJ,              // [d, d]  input: the recurrence's v
@@ -16,7 +16,8 @@ enum {
 };
 
 static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
-    const int64_t shape[3] = {c->num_hidden_layers, c->hidden_size, 0};
+    const int64_t shape[3] = {config_layers_of(c, MIXER_HGRN2), c->hidden_size, 0};
+    if (config_is_stack(c) && !c->use_lower_bound) return;
     Param* p = params_add(t, P_HGRN2_LOWER_BOUNDS, -1, "model.lower_bounds", INIT_ZERO, shape, false);
     p->decays = false;
     p->trainable = c->use_lower_bound;

@@ -453,6 +453,11 @@ class GatedDeltaNetForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
     config_class, model_class = GatedDeltaNetConfig, GatedDeltaNetModel
 
 
+def layer_bounds(lower_bounds):
+    """The bound [d] of each layer's forget gates: the sum of the softmax over the layers after the first, up to its own."""
+    return [None, *widen(lower_bounds).softmax(0)[1:].cumsum(0)]
+
+
 class HGRN2Model(Recurrent, ForgettingTransformerModel):
     config_class, block_class = HGRN2Config, HGRN2Block
 
@@ -468,7 +473,7 @@ class HGRN2Model(Recurrent, ForgettingTransformerModel):
         """The bounds [d] of each layer's forget gates: None where there is none, as in the first layer."""
         if not self.config.use_lower_bound:
             return [None] * self.config.num_hidden_layers
-        return [None, *widen(self.lower_bounds).softmax(0)[1:].cumsum(0)]
+        return layer_bounds(self.lower_bounds)
 
 
 class HGRN2ForCausalLM(Recurrent, ForgettingTransformerForCausalLM):

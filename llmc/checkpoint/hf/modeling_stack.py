@@ -7,12 +7,14 @@ Opened in the same way:
 """
 import copy
 
+import torch
 import torch.nn as nn
 
 from .modeling_fox import (
     Attention, Block, FoxCache, ForgettingTransformerConfig, ForgettingTransformerForCausalLM,
     ForgettingTransformerModel, ForgettingTransformerPreTrainedModel, LayerCache, MLP, RMSNorm, rope_tables)
-from .modeling_recurrent import DeltaNetBlock, GatedDeltaNet, HGRN2Block, Mamba2, Recurrent, RecurrentCache
+from .modeling_recurrent import (
+    DeltaNetBlock, GatedDeltaNet, HGRN2Block, Mamba2, Recurrent, RecurrentCache, layer_bounds)
 
 
 # ----------------------------------------------------------------------------
@@ -66,6 +68,10 @@ def layer_config(config, layer):
         else:
             raise ValueError(f"layer_types: {option!r} is none of attention's window=N, rope and norope")
     return kind, of
+
+
+def layers_of(config, kind):
+    return [layer for layer, name in enumerate(config.layer_types) if name.split(":")[0] == kind]
 
 
 # ----------------------------------------------------------------------------
@@ -133,15 +139,22 @@ class Stack(Recurrent):
         return BLOCKS[kind](of)
 
     def shared_inputs(self, past, length, device):
-        """What block l reads besides the tokens: the tables of RoPE, where it has that."""
+        """What block l reads besides the tokens: the tables of RoPE, or the bounds of HGRN2's gates, where it has them."""
         config, L = self.config, self.config.num_hidden_layers
         with_rope = [layer_config(config, layer)[1].use_rope for layer in range(L)]
         rope = rope_tables(past, length, config, device) if any(with_rope) else None
-        return [rope if uses else None for uses in with_rope]
+        shared = [rope if uses else None for uses in with_rope]
+        if hasattr(self, "lower_bounds"):
+            for layer, bound in zip(layers_of(config, "hgrn2"), layer_bounds(self.lower_bounds)):
+                shared[layer] = bound
+        return shared
 
 
 class FoxStackModel(Stack, ForgettingTransformerModel):
-    pass
+    def __init__(self, config):
+        super().__init__(config)
+        if getattr(config, "hgrn2_use_lower_bound", False):
+            self.lower_bounds = nn.Parameter(torch.zeros(len(layers_of(config, "hgrn2")), config.hidden_size))
 
 
 class FoxStackForCausalLM(Stack, ForgettingTransformerForCausalLM):
