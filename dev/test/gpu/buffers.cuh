@@ -207,3 +207,22 @@ template <class T>
 static inline void check_same_bits(const char* tensor, const Buffer<T>& a, const Buffer<T>& b) {
     check_same_bits(tensor, a.p, b.p, a.n);
 }
+
+// Element i of a large buffer.
+__host__ __device__ static inline float element(int64_t i) {
+    uint32_t x = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32) * 40503u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    return (float)(x >> 8) * (4.0f / 16777216) - 2;
+}
+
+template <class T> __global__ static void fill_kernel(T* x, int64_t n, float scale, float shift) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    for (; i < n; i += step) x[i] = (T)(scale * element(i) + shift);
+}
+
+template <class T> static void fill(const Buffer<T>& x, float scale, float shift) {
+    fill_kernel<<<4096, 256>>>(x.p, (int64_t)x.n, scale, shift);
+    CUDA_CHECK_LAUNCH();
+}
