@@ -1,6 +1,6 @@
 """
 Regenerates dev/test/fixtures/model/: one folder per fixture, with a checkpoint (config.json,
-model.safetensors) and the results of fox.py or recurrent.py in float64 (expected.safetensors). README.md describes the
+model.safetensors) and the results of fox.py, recurrent.py or stack.py in float64 (expected.safetensors). README.md describes the
 tensors.
 
     python dev/reference/make_fixtures.py [NAME...]    all fixtures, or those named
@@ -21,6 +21,7 @@ except ModuleNotFoundError as e:
 
 import fox  # noqa: E402
 import recurrent  # noqa: E402
+import stack  # noqa: E402
 
 OUT = Path(__file__).resolve().parents[1] / "test/fixtures/model"
 STEPS = 3
@@ -100,6 +101,11 @@ def fixtures():
     yield "gated-deltanet-dh128", recurrent.make_config(
         "gated-deltanet", **of_family("gated-deltanet", {**WIDE, "num_heads": 1})) | dict(head_dim=128), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
+    kinds = "hgrn2", "attention:window=5:rope", "deltanet", "mamba2", "gated_deltanet", "hgrn2"
+    yield "stack-all-kinds", stack.make_config(
+        "fox-pro", kinds, **{key: value for key, value in TINY.items() if key != "num_hidden_layers"}, deltanet_num_heads=2,
+        hgrn2_num_heads=4, hgrn2_use_lower_bound=True, mamba2_num_heads=2, mamba2_state_size=12,
+        gated_deltanet_num_heads=2, gated_deltanet_head_dim=6, gated_deltanet_expand_v=2), 19, False
     yield "fox-pro-grouped-dh64", fox.make_config(
         "fox-pro", **{**WIDE, "num_kv_heads": 1}), 70, False
 
@@ -179,7 +185,8 @@ def train(model, tokens, targets):
 
 
 def make(name, config, T, steps):
-    reference, kind = (recurrent, recurrent.Recurrent) if "model_type" in config else (fox, fox.Fox)
+    reference, kind = ((stack, stack.Stack) if "layer_types" in config else
+                       (recurrent, recurrent.Recurrent) if "model_type" in config else (fox, fox.Fox))
     drawn = kind(config)
     draw_weights(drawn)
     reference.save(drawn, OUT / name)

@@ -100,8 +100,8 @@ static const char* const models[] = {
     "hgrn2",
     "hgrn2 use_lower_bound=true num_hidden_layers=3",
     "mamba2 state_size=6",
-    "fox-pro layer_types=mamba2,attention:window=100:rope,deltanet,hgrn2 num_hidden_layers=4 "
-    "mamba2_state_size=6",
+    "fox-pro layer_types=mamba2,attention:window=100:rope,deltanet,hgrn2,gated_deltanet num_hidden_layers=5 "
+    "mamba2_state_size=6 gated_deltanet_head_dim=6",
 };
 enum { NUM_MODELS = (int)(sizeof models / sizeof models[0]) };
 

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from test_hf import BATCH, dump, folder_of, open_model, run, train
+from test_hf import folder_of, open_model
+from test_hf_trained import BATCH, dump, run, train
 
 STEPS = 20
 

@@ -1,6 +1,6 @@
 /*
 Tests of llmc/checkpoint/hf: the files that make a checkpoint a Hugging Face folder, and the tokenizers that
-are accepted for it. dev/test/hf/test_hf.py opens such folders in transformers.
+are accepted for it. dev/test/hf/test_hf_trained.py opens such folders in transformers.
 */
 #include "../scratch.h"
 #include "../checkpoint_fixture.h"

@@ -23,12 +23,13 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from test_hf import ROOT, check_below, dump, error, open_model, run, train
+from test_hf import ROOT, check_below, error, open_model
+from test_hf_trained import dump, run, train
 
 sys.path.insert(0, str(ROOT / "llmc/checkpoint/hf"))
 from modeling_fox import rope_frequencies  # noqa: E402
 
-LENGTH = 128  # of the trained sequences: test_hf.BATCH
+LENGTH = 128  # of the trained sequences: test_hf_trained.BATCH
 SCALED = ("linear:4", "ntk:4", "yarn:4")
 YARN = transformers.__version__ >= "5"  # 4.44 takes the longer length for that of the training before
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from test_hf import load_file, open_model, run, write_shard
+from test_hf import load_file, open_model
+from test_hf_trained import run, write_shard
 
 END_OF_TEXT = 256
 PROMPTS = ["def check_", "import to", "    return"]  # lm-eval moves white space from their ends

@@ -1,5 +1,5 @@
 /*
-Tests of llmc/tokens/tokenizer_json.h: the text parsed back. dev/test/hf/test_hf.py compares it with Hugging
+Tests of llmc/tokens/tokenizer_json.h: the text parsed back. dev/test/hf/test_hf_trained.py compares it with Hugging
 Face's own tokenizers.
 */
 #include "../check.h"

@@ -138,6 +138,9 @@ static const Variant packed[] = {
     {"hgrn2 document_reset=true vocab_size=5 use_lower_bound=true", 2, 9},
     {"mamba2 document_reset=true vocab_size=5 state_size=6", 2, 9},
     {"fox-pro document_reset=true vocab_size=5 layer_types=deltanet,attention:window=3:rope", 2, 9},
+    {"fox-pro document_reset=true vocab_size=5 layer_types=mamba2,hgrn2,gated_deltanet num_hidden_layers=3 "
+     "mamba2_state_size=6 gated_deltanet_head_dim=6",
+     1, 9},
 };
 enum { NUM_PACKED = (int)(sizeof packed / sizeof packed[0]) };
 

@@ -473,7 +473,8 @@ interrupted() {
 # Layers of different kinds
 stack() {
     local plain=$model
-    model="$model --set num_hidden_layers=3 --set layer_types=deltanet,attention:window=5,mamba2 --set mamba2_state_size=8"
+    model="$model --set num_hidden_layers=5 --set mamba2_state_size=8 --set hgrn2_use_lower_bound=true
+        --set layer_types=deltanet,attention:window=5,mamba2,hgrn2,gated_deltanet --set gated_deltanet_head_dim=8"
     numbers 1e-4 1 2 3
     same_bytes $short "$scratch/numbers/1" "$scratch/numbers/alone"
     model=$plain
