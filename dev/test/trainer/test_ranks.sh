@@ -470,14 +470,15 @@ interrupted() {
     done
 }
 
-# Layers of different kinds
+# Layers of different kinds, in double: HGRN2 in float makes much of how sums are rounded
 stack() {
     local plain=$model
+    trainer=$double
     model="$model --set num_hidden_layers=5 --set mamba2_state_size=8 --set hgrn2_use_lower_bound=true
         --set layer_types=deltanet,attention:window=5,mamba2,hgrn2,gated_deltanet --set gated_deltanet_head_dim=8"
-    numbers 1e-4 1 2 3
+    numbers 1e-9 1 2 3
     same_bytes $short "$scratch/numbers/1" "$scratch/numbers/alone"
-    model=$plain
+    model=$plain trainer=./train_fox
 }
 
 # ----------------------------------------------------------------------------
