@@ -134,9 +134,9 @@ static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
     printf("%s: %s\n", run->options.init, counted(run->table.parameters, "parameter").text);
     printf("%lld of %s of %s, %s, in batches of %lld", (long long)e->sequences,
            counted(e->present, "sequence").text, counted(run->options.seq_len, "token").text,
-           e->data.rolls         ? "each the beginning of a rotated document"
-           : e->data.doc_len > 0 ? "each the beginning of a document"
-                                 : "windows in order",
+           e->data.rolls             ? "each the beginning of a rotated document"
+           : e->data.set.doc_len > 0 ? "each the beginning of a document"
+                                     : "windows in order",
            (long long)run->micro_batch);
     if (run->world->size > 1) printf(" on %s", counted(run->world->size, "rank").text);
     if (run->group.size > 1) printf(", %d for a sequence", run->group.size);
@@ -168,7 +168,8 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
 // Rotates the documents of data that was opened, where --roll asks for it.
 static inline void evaluation_roll(Evaluation* e, const Options* o) {
     if (o->roll == OPTION_UNSET) return;
-    if (e->data.doc_len == 0) die("--roll: --val-data %s has no documents, only a token stream", o->val_data);
+    if (e->data.set.doc_len == 0)
+        die("--roll: --val-data %s has no documents, only a token stream", o->val_data);
     e->data.rolls = true;
     e->data.roll_seed = (uint64_t)o->roll;
 }
@@ -183,14 +184,15 @@ static inline Evaluation* evaluation_open(const Run* run) {
     run_open_data(run, &e->data, run->options.val_data, run_groups(run));
     evaluation_roll(e, &run->options);
     run_reserve_files(&e->data, NULL);
-    if (e->data.doc_len > 0 && !documents_check(run->options.seq_len, e->data.masked, run->group.size, &err))
+    if (e->data.set.doc_len > 0 &&
+        !documents_check(run->options.seq_len, e->data.set.masked, run->group.size, &err))
         die("%s", err.msg);
-    if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
+    if (!dataset_fingerprint(&e->data.set, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},
                                 {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};
     ranks_compare(run->world, fields, 2);
     // sequences 0 .. items - 1 are the beginnings of all documents
-    e->present = e->data.doc_len > 0 ? e->data.items : dataloader_sequences(&e->data);
+    e->present = e->data.set.doc_len > 0 ? e->data.set.items : dataloader_sequences(&e->data);
     e->sequences = positions_share(run, &e->data, e->present);
     return e;
 }
@@ -238,7 +240,8 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     const double tokens = (double)(e->sequences * T),
                  first = (double)(run->micro_batch * T * run_groups(run));
     Positions p = positions_new(T);
-    DocumentLosses documents = documents_new(e->data.doc_len > 0 ? e->sequences : 0, T, e->data.masked);
+    DocumentLosses documents =
+        documents_new(e->data.set.doc_len > 0 ? e->sequences : 0, T, e->data.set.masked);
     Progress progress;
     p.documents = &documents;
     evaluation_print_start(e, run);

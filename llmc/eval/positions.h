@@ -198,7 +198,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
     const int64_t most = (share->stride / B + groups - 1) / groups;
     const int64_t in_flight = trainer->steps_in_flight;
     p->started = seconds_now();
-    p->parts = &data->mixture;
+    p->parts = &data->set.mixture;
     dataloader_seek(data, 0);
     for (int64_t i = 0; i < most + in_flight; i++) {
         watch_progress(run->world); // as often on all ranks, though one may have a batch less

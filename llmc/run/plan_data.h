@@ -43,9 +43,9 @@ static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Er
     for (int64_t i = 0; ok && i < m; i++) {
         const int64_t first = i * n / m, width = (i + 1) * n / m - first;
         const int64_t drawn = first + (int64_t)(random_u64(0, 0, (uint64_t)i) % (uint64_t)width);
-        const int64_t s = data->loader.mixture.count > 1 ? drawn : (2 * i + 1) * n / (2 * m);
+        const int64_t s = data->loader.set.mixture.count > 1 ? drawn : (2 * i + 1) * n / (2 * m);
         ok = dataloader_read_sequence(&data->loader, s, row, err);
-        if (ok && data->loader.masked) dataloader_unmask(row, targets, row, T);
+        if (ok && data->loader.set.masked) dataloader_unmask(row, targets, row, T);
         if (ok) count_documents(&data->documents, row, T, o->end_of_text, window);
     }
     free(tokens);

@@ -25,7 +25,7 @@ static inline bool recipe_check_resumed(const Options* o, const Options* before,
 // The order in which a training reads data without --shuffle: documents as in the paper, a stream, whose
 // neighbouring sequences are of one text, shuffled.
 static inline Shuffle data_default_order(const DataLoader* data) {
-    return data->doc_len > 0 ? SHUFFLE_FALSE : SHUFFLE_TRUE;
+    return data->set.doc_len > 0 ? SHUFFLE_FALSE : SHUFFLE_TRUE;
 }
 
 static inline const char* shuffle_text(int64_t shuffle) {
@@ -88,8 +88,8 @@ static inline double recipe_part_epochs(const Options* o, const MixturePart* par
 // epochs.
 static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {
     char text[32];
-    const int64_t columns = data->doc_len / o->seq_len; // 0: a stream
-    const double first_columns = (double)data->items * (double)o->seq_len;
+    const int64_t columns = data->set.doc_len / o->seq_len; // 0: a stream
+    const double first_columns = (double)data->set.items * (double)o->seq_len;
     const bool beyond = o->shuffle == SHUFFLE_TRUE || (double)o->max_tokens > first_columns;
     snprintf(text, sizeof text, "%lld", columns > 1 && beyond ? (long long)columns : 1LL);
     recipe_put(list, count, "sequences of a document", text, "1");

@@ -91,7 +91,7 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
 
 // Prints the parts of a mixture, and how often each is read.
 static inline void run_print_mixture(const Options* o, const DataLoader* data) {
-    const Mixture* m = &data->mixture;
+    const Mixture* m = &data->set.mixture;
     for (int k = 0; k < m->count && m->count > 1; k++)
         printf("  %5.2f%% of the sequences from the %s of %s, read %.4g times\n", 100 * m->parts[k].share,
                counted(m->parts[k].sequences * o->seq_len, "token").text, m->parts[k].pattern,
@@ -100,9 +100,9 @@ static inline void run_print_mixture(const Options* o, const DataLoader* data) {
 
 // Prints how much data there is, and how often it is read.
 static inline void run_print_data(const Options* o, const DataLoader* data) {
-    const double epochs = data->mixture.count > 1 ? 1 : recipe_epochs(o, data);
+    const double epochs = data->set.mixture.count > 1 ? 1 : recipe_epochs(o, data);
     int64_t sequences = 0;
-    for (int k = 0; k < data->mixture.count; k++) sequences += data->mixture.parts[k].sequences;
+    for (int k = 0; k < data->set.mixture.count; k++) sequences += data->set.mixture.parts[k].sequences;
     printf("data               %15lld %s in %s, %s", (long long)(sequences * o->seq_len),
            plural(sequences * o->seq_len, "token").text, counted(sequences, "sequence").text,
            shuffle_text(o->shuffle));
@@ -213,7 +213,7 @@ static inline void run_print_model(const Run* run) {
 static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
     const Options* o = &run->options;
     int64_t sequences = 0;
-    for (int k = 0; k < data->mixture.count; k++) sequences += data->mixture.parts[k].sequences;
+    for (int k = 0; k < data->set.mixture.count; k++) sequences += data->set.mixture.parts[k].sequences;
     printf("%s of %lld x %s, micro-batches of %lld; %s (%s), %lld held out\n",
            counted(run->num_steps, "step").text, (long long)run->batch_sequences,
            counted(o->seq_len, "token").text, (long long)run->micro_batch,
@@ -222,7 +222,7 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);
     run_print_mixture(o, data);
-    if (epochs > 1 && data->mixture.count == 1)
+    if (epochs > 1 && data->set.mixture.count == 1)
         printf("the data has %s, which this training reads %.4g times\n",
                counted(sequences * o->seq_len, "token").text, epochs);
     free(recipe);
@@ -267,9 +267,9 @@ static inline void run_log(const Run* run, Logger* l, const char* built_with, co
     json_put_int(w, "micro_batch", run->micro_batch);
     json_put_string(w, "recipe", recipe);
     json_put_double(w, "epochs", recipe_epochs(&run->options, data));
-    if (data->mixture.count > 1) json_begin_array(w, "mixture");
-    for (int k = 0; k < data->mixture.count && data->mixture.count > 1; k++) {
-        const MixturePart* part = &data->mixture.parts[k];
+    if (data->set.mixture.count > 1) json_begin_array(w, "mixture");
+    for (int k = 0; k < data->set.mixture.count && data->set.mixture.count > 1; k++) {
+        const MixturePart* part = &data->set.mixture.parts[k];
         json_begin_object(w, NULL);
         json_put_string(w, "data", part->pattern);
         json_put_double(w, "share", part->share);
@@ -277,7 +277,7 @@ static inline void run_log(const Run* run, Logger* l, const char* built_with, co
         json_put_double(w, "epochs", recipe_part_epochs(&run->options, part));
         json_end(w);
     }
-    if (data->mixture.count > 1) json_end(w);
+    if (data->set.mixture.count > 1) json_end(w);
     json_put_string(w, "data_fingerprint", hex64(hex, run->state.fingerprint));
     json_put_int(w, "parameters", run->table.parameters);
     json_put_int(w, "non_embedding", run->table.non_embedding);

@@ -389,7 +389,7 @@ static inline int64_t run_document_length(const Run* run) {
     DataLoader data;
     const DataOptions options = data_options(&run->config, 1);
     if (!dataloader_open(&data, run->options.val_data, &options, &err)) die("%s", err.msg);
-    const int64_t length = data.doc_len;
+    const int64_t length = data.set.doc_len;
     dataloader_close(&data);
     return length;
 }

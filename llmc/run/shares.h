@@ -20,7 +20,7 @@ static inline DataShare run_share(const Run* run, int64_t micro_batches) {
 // that is the data's own (model_complete), much less than the model's.
 static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
     enum { PADDING = 128 }; // rows that are added for the sake of GEMMs
-    const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
+    const int64_t V = data->set.shards[0].header.vocab_size, end = config_end_of_text(&run->config);
     const bool own = !run_resumed(run) && !run->options.init && !model_sets(&run->options, "eos_token_id");
     const bool fits = end < V && (!own || run->config.vocab_size < V + PADDING);
     if (V == 0 || fits || run->world->rank != 0) return;
@@ -37,7 +37,7 @@ static inline void run_check_tokenizer(const Run* run, const DataLoader* data, c
     char path[PATH_LENGTH];
     if (!folder || run->world->rank != 0) return;
     path_join(path, folder, "tokenizer.json");
-    if (vocab_differs(data->shards[0].header.vocab_hash, vocab_hash_of_file(path)))
+    if (vocab_differs(data->set.shards[0].header.vocab_hash, vocab_hash_of_file(path)))
         die("'%s': was encoded with another tokenizer than the model's, %s; encode the text with that one",
             glob, path);
 }
@@ -71,7 +71,7 @@ static inline void run_reserve_files(const DataLoader* data, const DataLoader* v
     const DataLoader* const loaders[] = {data, val_data};
     int fds[MOST], files = OTHERS, opened = 0;
     for (int i = 0; i < 2; i++) {
-        const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
+        const int64_t shards = loaders[i] ? loaders[i]->set.num_shards : 0;
         files += shards < DATALOADER_OPEN_FILES ? (int)shards : (int)DATALOADER_OPEN_FILES;
     }
     for (bool raised = false;; raised = true) {

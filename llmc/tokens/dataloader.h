@@ -22,8 +22,7 @@ sequences consumed by all ranks. A resumed run therefore continues exactly, even
     first 4, count 4: rank 1              ^   ^ its batches
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
-would be SIGBUS. Opening a dataset checks the headers of its shards, that their sets are complete, and that no
-shard is there twice. Reading checks every token id, and the checksum of a block of tokens before the first
+would be SIGBUS. Reading checks every token id, and the checksum of a block of tokens before the first
 use of it. If a shard's file has changed since, as its times, size and inode tell, all of its blocks are
 verified again; without checksums this is an error. Errors are reported with the batch that they affect, after
 all batches before it.
@@ -34,13 +33,11 @@ all batches before it.
 #include "../base/common.h"
 #include "../base/document_count.h"
 #include "../base/random.h"
-#include "mixture.h"
-#include "shard.h"
+#include "dataset.h"
 
 enum {
-    DATALOADER_RING = 4,        // batches read ahead
-    DATALOADER_OPEN_FILES = 64, // a dataset may have more shards than a process may have open files
-    DATALOADER_START = 4096     // bytes of a shard's tokens by which copies of it are found
+    DATALOADER_RING = 4,       // batches read ahead
+    DATALOADER_OPEN_FILES = 64 // a dataset may have more shards than a process may have open files
 };
 
 // Sequences, as above: first and count are multiples of B.
@@ -59,16 +56,6 @@ typedef struct {
 } DataOptions;
 
 typedef struct {
-    const char* path;
-    ShardHeader header;
-    int part;                        // of the mixture
-    int64_t first_item;              // items (documents, or windows of a stream) in the shards before it
-    uint64_t start;                  // hash of its first tokens
-    struct stat file;                // when it was verified; owned by the reading thread, as is
-    bool verified[SHARD_MAX_BLOCKS]; // blocks whose checksum is right; owned by the reading thread
-} DataShard;
-
-typedef struct {
     // [B, T+1]: inputs are elements [0, T) of a row, targets [1, T+1). With a mask as in the shard
     int32_t* tokens;
     bool ok;
@@ -78,14 +65,7 @@ typedef struct {
 typedef struct {
     // constant after open
     DataOptions options;
-    glob_t files; // owns the paths
-    DataShard* shards;
-    int64_t num_shards;
-    Mixture mixture;
-    int64_t doc_len;   // D
-    bool masked;       // its shards have a mask
-    int64_t items;     // of all shards; of a mixture how many first sequences are of different ones
-    int64_t sequences; // n = items * columns; of a mixture how many first sequences are different ones
+    Dataset set;
     // set by the caller after open
     bool unverified;       // checksums are not read
     bool rolls;            // each document is rotated by an offset drawn from
@@ -116,195 +96,6 @@ typedef struct {
 } DataLoader;
 
 // ----------------------------------------------------------------------------
-// the list of shards
-
-// Lists the files of all parts, one part behind the other.
-static inline bool dataloader_list(DataLoader* loader, const char* patterns, Error* err) {
-    glob_t* files = &loader->files;
-    size_t ends[MIXTURE_PARTS];
-    int part = 0;
-    if (!mixture_parse(&loader->mixture, patterns, err)) return false;
-    for (int k = 0; k < loader->mixture.count; k++) {
-        if (!mixture_list(files, loader->mixture.parts[k].pattern, err)) return false;
-        ends[k] = files->gl_pathc;
-    }
-    loader->num_shards = (int64_t)files->gl_pathc;
-    loader->shards = (DataShard*)xcalloc(files->gl_pathc, sizeof *loader->shards);
-    for (size_t i = 0; i < files->gl_pathc; i++) {
-        while (i == ends[part]) part++;
-        loader->shards[i].part = part;
-        loader->shards[i].path = files->gl_pathv[i];
-        if (i > 0 && strcmp(files->gl_pathv[i - 1], files->gl_pathv[i]) == 0)
-            return fail(err, "'%s': matches %s twice", patterns, files->gl_pathv[i]);
-    }
-    return true;
-}
-
-// Checks that a shard is compatible with the model and with the first shard of the dataset.
-static inline bool dataloader_check(const DataLoader* loader, const DataShard* shard, Error* err) {
-    const DataShard* first = &loader->shards[0];
-    const ShardHeader *h = &shard->header, *h0 = &first->header;
-    if (h->doc_len != h0->doc_len)
-        return fail(err, "%s has documents of %s, %s of %lld (0: a stream); use one dataset", shard->path,
-                    counted(h->doc_len, "token").text, first->path, (long long)h0->doc_len);
-    if (h->vocab_size != h0->vocab_size)
-        return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: unknown); use one dataset", shard->path,
-                    (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
-    if (h->vocab_hash && h0->vocab_hash && h->vocab_hash != h0->vocab_hash)
-        return fail(err, "%s and %s were encoded with different tokenizers; use one dataset", shard->path,
-                    first->path);
-    if (h->masked != h0->masked)
-        return fail(err, "%s has %s mask of the targets that count, %s has %s; use one dataset", shard->path,
-                    h->masked ? "a" : "no", first->path, h0->masked ? "one" : "none");
-    if (h->bytes_per_token != h0->bytes_per_token)
-        return fail(err, "%s has tokens of %s, %s of %d; use one dataset", shard->path,
-                    counted(h->bytes_per_token, "byte").text, first->path, h0->bytes_per_token);
-    if (h->vocab_size > loader->options.vocab_size)
-        return fail(err,
-                    "%s: its vocabulary of %lld is larger than the model's %lld; a new model of this data is "
-                    "made with --set vocab_size=%lld (and bos_token_id and eos_token_id, unless its last "
-                    "token ends texts)",
-                    shard->path, (long long)h->vocab_size, (long long)loader->options.vocab_size,
-                    (long long)h->vocab_size);
-    if (h->doc_len > 0 && h->doc_len < loader->options.skip + loader->options.seq_len)
-        return fail(err, "%s: its documents of %s are shorter than a sequence of %lld", shard->path,
-                    counted(h->doc_len, "token").text,
-                    (long long)(loader->options.skip + loader->options.seq_len));
-    return true;
-}
-
-// Whether shard `index` of the set of the shard `of` is in the dataset or, under its name, beside that shard.
-static inline bool dataloader_has(const DataLoader* loader, const DataShard* of, int64_t index) {
-    char sibling[PATH_LENGTH];
-    ShardHeader h;
-    Error ignored;
-    for (int64_t i = 0; i < loader->num_shards; i++) {
-        const ShardHeader* listed = &loader->shards[i].header;
-        if (shard_same_set(listed, &of->header) && listed->set_index == index) return true;
-    }
-    return shard_sibling(sibling, of->path, index) && access(sibling, F_OK) == 0 &&
-           shard_read_header(sibling, &h, &ignored) && shard_same_set(&h, &of->header) &&
-           h.set_index == index;
-}
-
-// Refuses a shard whose conversion was interrupted or mixed with another: all shards of its set must exist.
-// They need not all be in the dataset, which may be a part of a set.
-static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
-    for (int64_t i = 0; i < loader->num_shards; i++) {
-        const DataShard* shard = &loader->shards[i];
-        const ShardHeader* h = &shard->header;
-        if (i > 0 && shard_same_set(h, &shard[-1].header)) continue; // its set was checked
-        for (int64_t k = 0; k < h->set_shards; k++)
-            if (!dataloader_has(loader, shard, k))
-                return fail(err,
-                            "%s: is one of %s of a conversion, but number %lld is missing or of another one: "
-                            "it was interrupted; convert the data again",
-                            shard->path, counted(h->set_shards, "shard").text, (long long)k);
-    }
-    return true;
-}
-
-// Reads the header and the first tokens of a shard. The file's state is taken first, so that a later change
-// of the file shows.
-static inline bool dataloader_read_start(DataShard* shard, Error* err) {
-    char start[DATALOADER_START];
-    int fd = -1;
-    ShardHeader* h = &shard->header;
-    if (!shard_open(shard->path, &fd, err)) return false;
-    bool ok = fstat(fd, &shard->file) == 0 || fail(err, "%s: cannot stat: %s", shard->path, strerror(errno));
-    ok = ok && shard_read_header_fd(fd, shard->path, h, err);
-    if (ok) {
-        const int64_t bytes = h->tokens * h->bytes_per_token;
-        const size_t n = bytes < (int64_t)sizeof start ? (size_t)bytes : sizeof start;
-        ok = shard_pread(fd, shard->path, start, n, SHARD_HEADER_BYTES, err);
-        if (ok) shard->start = hash64(0, start, n);
-    }
-    close(fd);
-    return ok;
-}
-
-// Sets *same to whether two shards are one file, or copies. Two shards of one conversion are none: its text
-// may repeat itself.
-static inline bool dataloader_same_shard(const DataShard* a, const DataShard* b, bool* same, Error* err) {
-    const ShardHeader *h = &a->header, *other = &b->header;
-    *same = a->file.st_dev == b->file.st_dev && a->file.st_ino == b->file.st_ino;
-    if (*same || a->start != b->start || !shard_same_tokens(h, other) ||
-        (shard_same_set(h, other) && h->set_index != other->set_index))
-        return true;
-    return shard_same_content(a->path, b->path, h, same, err);
-}
-
-// Refuses a dataset with a shard that is there twice, by a link or as a copy: it would count twice.
-static inline bool dataloader_check_repeated(const DataLoader* loader, const char* patterns, Error* err) {
-    for (int64_t i = 1; i < loader->num_shards; i++)
-        for (int64_t k = 0; k < i; k++) {
-            const DataShard *a = &loader->shards[k], *b = &loader->shards[i];
-            bool same;
-            if (!dataloader_same_shard(a, b, &same, err)) return false;
-            if (same)
-                return fail(err,
-                            "'%s': matches the same tokens twice, as %s and as %s; leave one of them out",
-                            patterns, a->path, b->path);
-        }
-    return true;
-}
-
-// Sets *shared to the number of shards of a dataset that are also in another one, and *example to the first
-// one's path. Not while the reading threads exist.
-static inline bool dataloader_shared(const DataLoader* loader, const DataLoader* other, int64_t* shared,
-                                     const char** example, Error* err) {
-    *shared = 0;
-    for (int64_t i = 0; i < loader->num_shards; i++) {
-        bool same = false;
-        for (int64_t k = 0; k < other->num_shards && !same; k++)
-            if (!dataloader_same_shard(&loader->shards[i], &other->shards[k], &same, err)) return false;
-        if (same && (*shared)++ == 0) *example = loader->shards[i].path;
-    }
-    return true;
-}
-
-// Reads and checks all headers and counts the items.
-static inline bool dataloader_index(DataLoader* loader, const char* patterns, Error* err) {
-    const char* too_short = NULL;
-    int64_t T = loader->options.seq_len, skip = loader->options.skip, num_too_short = 0;
-    for (int64_t i = 0; i < loader->num_shards; i++) {
-        DataShard* shard = &loader->shards[i];
-        const ShardHeader* h = &shard->header;
-        if (!dataloader_read_start(shard, err)) return false;
-        if (!dataloader_check(loader, shard, err)) return false;
-        shard->first_item = loader->items;
-        int64_t items = h->doc_len > 0 ? h->tokens / h->doc_len : (h->tokens - 1) / T;
-        if (items == 0 && num_too_short++ == 0) too_short = shard->path;
-        loader->mixture.parts[shard->part].items += items;
-        loader->items += items;
-    }
-    if (!dataloader_check_sets(loader, err) || !dataloader_check_repeated(loader, patterns, err))
-        return false;
-    loader->doc_len = loader->shards[0].header.doc_len;
-    loader->masked = loader->shards[0].header.masked;
-    loader->items = 0;
-    for (int k = 0; k < loader->mixture.count; k++) {
-        MixturePart* part = &loader->mixture.parts[k];
-        if (part->items == 0)
-            return fail(err, "'%s': no shard has the %s of a sequence and its last target", part->pattern,
-                        counted(T + 1, "token").text);
-        part->first_item = loader->items;
-        part->sequences = part->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
-        loader->items += part->items;
-    }
-    loader->items = mixture_first(&loader->mixture, true);
-    loader->sequences = mixture_first(&loader->mixture, false);
-    if (num_too_short > 0)
-        warn("not used: %lld of %s, for example %s: shorter than the %s of a sequence and its last target",
-             (long long)num_too_short, counted(loader->num_shards, "shard").text, too_short,
-             counted(T + 1, "token").text);
-    if (loader->doc_len % T != 0 && skip == 0)
-        warn("'%s': not used with sequences of %lld: the last %lld of the %s of each document", patterns,
-             (long long)T, (long long)(loader->doc_len % T), counted(loader->doc_len, "token").text);
-    return true;
-}
-
-// ----------------------------------------------------------------------------
 // reading a batch, in the reading thread
 
 // Sets *fd to a descriptor of the shard, cached or newly opened.
@@ -315,7 +106,7 @@ static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int*
     if (loader->open_files[slot].shard >= 0) close(*fd);
     loader->open_files[slot].shard = -1;
 
-    if (!shard_open(loader->shards[shard_index].path, fd, err)) return false;
+    if (!shard_open(loader->set.shards[shard_index].path, fd, err)) return false;
     loader->open_files[slot].shard = shard_index;
     loader->open_files[slot].fd = *fd;
     return true;
@@ -353,8 +144,8 @@ static inline bool dataloader_recheck(DataShard* shard, int fd, bool* changed, E
 // The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
 // because the next shard has the same first_item.
 static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t item) {
-    int64_t i = loader->num_shards - 1;
-    while (loader->shards[i].first_item > item) i--;
+    int64_t i = loader->set.num_shards - 1;
+    while (loader->set.shards[i].first_item > item) i--;
     return i;
 }
 
@@ -381,10 +172,10 @@ static inline bool dataloader_read_tokens(const DataLoader* loader, DataShard* s
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].
 static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence, int32_t* row, Error* err) {
     const DataOptions* o = &loader->options;
-    int64_t T = o->seq_len, D = loader->doc_len;
+    int64_t T = o->seq_len, D = loader->set.doc_len;
     int64_t i;
-    const int k = mixture_part(&loader->mixture, sequence, &i);
-    const MixturePart* part = &loader->mixture.parts[k];
+    const int k = mixture_part(&loader->set.mixture, sequence, &i);
+    const MixturePart* part = &loader->set.mixture.parts[k];
     // each part has its own orders
     const uint64_t epoch = (uint64_t)(i / part->sequences) | (uint64_t)k << 48;
     i %= part->sequences;
@@ -392,7 +183,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t column = i / part->items, item = part->first_item + i % part->items;
 
     int64_t shard_index = dataloader_find_shard(loader, item);
-    DataShard* shard = &loader->shards[shard_index];
+    DataShard* shard = &loader->set.shards[shard_index];
     const int64_t begin = (item - shard->first_item) * (D > 0 ? D : T), count = D > 0 ? T : T + 1;
     int64_t first = begin + o->skip + column * T,
             n = count; // the first n tokens are there, others at `begin`
@@ -412,7 +203,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
             (n < count && !dataloader_read_tokens(loader, shard, fd, begin, count - n, tokens + n, err)) ||
             !dataloader_recheck(shard, fd, &changed, err))
             return false;
-    const uint32_t id_bits = loader->masked ? ~SHARD_COUNTS : UINT32_MAX;
+    const uint32_t id_bits = loader->set.masked ? ~SHARD_COUNTS : UINT32_MAX;
     for (int64_t t = 0; t < count; t++) {
         const uint32_t id = (uint32_t)tokens[t] & id_bits;
         if (id >= (uint64_t)o->vocab_size)
@@ -478,9 +269,7 @@ static inline void dataloader_close(DataLoader* loader) {
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++)
         if (loader->open_files[i].shard >= 0) close(loader->open_files[i].fd);
     for (int i = 0; i < DATALOADER_RING; i++) free(loader->ring[i].tokens);
-    free(loader->shards);
-    mixture_free(&loader->mixture);
-    globfree(&loader->files);
+    dataset_free(&loader->set);
     memset(loader, 0, sizeof *loader);
 }
 
@@ -512,11 +301,12 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
                     (long long)share->stride, (long long)B);
     memset(loader, 0, sizeof *loader);
     loader->options = *options;
+    loader->set.seq_len = T, loader->set.skip = options->skip, loader->set.vocab_size = V;
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) loader->open_files[i].shard = -1;
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->batch_filled, NULL);
     pthread_cond_init(&loader->batch_wanted, NULL);
-    if (!dataloader_list(loader, patterns, err) || !dataloader_index(loader, patterns, err)) {
+    if (!dataset_open(&loader->set, patterns, err)) {
         dataloader_close(loader);
         return false;
     }
@@ -526,7 +316,7 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
 }
 
 // The number of sequences in an epoch, over all ranks; of a mixture, before one is read again.
-static inline int64_t dataloader_sequences(const DataLoader* loader) { return loader->sequences; }
+static inline int64_t dataloader_sequences(const DataLoader* loader) { return loader->set.sequences; }
 
 // The number of sequences consumed by all ranks, between two strides. A checkpoint stores it; a resumed run
 // seeks to it.
@@ -581,7 +371,7 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     const int64_t T = o->seq_len;
     for (int64_t b = 0; b < o->batch; b++) {
         const int32_t* row = batch->tokens + b * (T + 1);
-        if (loader->masked) {
+        if (loader->set.masked) {
             loader->uncounted += dataloader_unmask(inputs + b * T, targets + b * T, row, T);
         } else {
             memcpy(inputs + b * T, row, (size_t)T * sizeof *row);

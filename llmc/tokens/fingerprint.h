@@ -12,7 +12,7 @@ Recorded in a checkpoint's trainer.json.
 #pragma once
 
 #include "../base/checksum.h"
-#include "dataloader.h"
+#include "dataset.h"
 
 enum { FINGERPRINT_SAMPLES = 64, FINGERPRINT_BLOCK = 4096 };
 
@@ -22,12 +22,12 @@ static inline int64_t fingerprint_shard_bytes(const DataShard* shard) {
 }
 
 // Continues *hash with bytes [offset, offset + bytes) of the tokens of all shards, at most FINGERPRINT_BLOCK.
-static inline bool fingerprint_add(const DataLoader* loader, int64_t offset, int64_t bytes, uint64_t* hash,
+static inline bool fingerprint_add(const Dataset* set, int64_t offset, int64_t bytes, uint64_t* hash,
                                    Error* err) {
     char block[FINGERPRINT_BLOCK];
     int64_t filled = 0;
-    for (int64_t i = 0; i < loader->num_shards && filled < bytes; i++) {
-        const DataShard* shard = &loader->shards[i];
+    for (int64_t i = 0; i < set->num_shards && filled < bytes; i++) {
+        const DataShard* shard = &set->shards[i];
         const int64_t size = fingerprint_shard_bytes(shard);
         if (offset >= size) {
             offset -= size;
@@ -46,35 +46,34 @@ static inline bool fingerprint_add(const DataLoader* loader, int64_t offset, int
     return true;
 }
 
-// Sets *hash, never 0, to the fingerprint of an open loader's data. Reads at most 256 KiB. Fails if a shard
+// Sets *hash, never 0, to the fingerprint of an open dataset. Reads at most 256 KiB. Fails if a shard
 // cannot be read.
-static inline bool dataloader_fingerprint(const DataLoader* loader, uint64_t* hash, Error* err) {
+static inline bool dataset_fingerprint(const Dataset* set, uint64_t* hash, Error* err) {
     int64_t total = 0;
-    *hash = hash64(0, &loader->sequences, sizeof loader->sequences);
-    for (int k = 0; k < loader->mixture.count && loader->mixture.count > 1; k++) {
-        const MixturePart* part = &loader->mixture.parts[k];
+    *hash = hash64(0, &set->sequences, sizeof set->sequences);
+    for (int k = 0; k < set->mixture.count && set->mixture.count > 1; k++) {
+        const MixturePart* part = &set->mixture.parts[k];
         const uint64_t fields[] = {part->fraction, (uint64_t)part->sequences};
         *hash = hash64(*hash, fields, sizeof fields);
     }
-    for (int64_t i = 0; i < loader->num_shards; i++) {
-        const ShardHeader* h = &loader->shards[i].header;
+    for (int64_t i = 0; i < set->num_shards; i++) {
+        const ShardHeader* h = &set->shards[i].header;
         const int64_t format = h->masked ? 3 * 4 : h->bytes_per_token;
         const int64_t fields[] = {h->tokens, h->doc_len, h->vocab_size, format};
         *hash = hash64(*hash, fields, sizeof fields);
         if (h->block_tokens)
             *hash = hash64(*hash, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
-        total += fingerprint_shard_bytes(&loader->shards[i]);
+        total += fingerprint_shard_bytes(&set->shards[i]);
     }
     const int64_t block = FINGERPRINT_BLOCK, samples = FINGERPRINT_SAMPLES;
     if (total <= samples * block) {
         for (int64_t at = 0; at < total; at += block)
-            if (!fingerprint_add(loader, at, total - at < block ? total - at : block, hash, err))
-                return false;
+            if (!fingerprint_add(set, at, total - at < block ? total - at : block, hash, err)) return false;
     } else {
         const int64_t last = total - block; // i * last may overflow
         for (int64_t i = 0; i < samples; i++) {
             int64_t at = last / (samples - 1) * i + last % (samples - 1) * i / (samples - 1);
-            if (!fingerprint_add(loader, at, block, hash, err)) return false;
+            if (!fingerprint_add(set, at, block, hash, err)) return false;
         }
     }
     if (*hash == 0) *hash = 1;

@@ -23,8 +23,8 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
     const Options* o = &run->options;
     uint64_t print = 0, val_print = 0;
     int64_t sequences = dataloader_sequences(data);
-    bool ok = dataloader_fingerprint(data, &print, &err) &&
-              (!val_data || dataloader_fingerprint(val_data, &val_print, &err));
+    bool ok = dataset_fingerprint(&data->set, &print, &err) &&
+              (!val_data || dataset_fingerprint(&val_data->set, &val_print, &err));
     if (!ok) die("%s", err.msg);
     const RankField fields[] = {{"shards in --data", print}, {"shards in --val-data", val_print}};
     ranks_compare(run->world, fields, 2);
@@ -49,11 +49,11 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
     const bool infers = run->options.sample_every || run->options.eval_requests;
     if ((!run->options.out && !infers) || run->world->rank != 0) return;
     bool ok =
-        hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, run->options.json_escape, &err);
+        hf_tokenizer_find(t, data->set.shards[0].path, folder, &run->config, run->options.json_escape, &err);
     if (ok && !t->json) {
         Tokenizer own = sample_tokenizer(run, false);
         ByteBuffer json = {NULL, 0, 0};
-        if (own.vocab_size > 0 && !vocab_differs(data->shards[0].header.vocab_hash, vocab_hash(&own))) {
+        if (own.vocab_size > 0 && !vocab_differs(data->set.shards[0].header.vocab_hash, vocab_hash(&own))) {
             tokenizer_json(&own, &json);
             ok = hf_tokenizer_set(t, "tokenizer.json", json.data, &run->config, run->options.json_escape,
                                   &err);
@@ -67,12 +67,13 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
 // which checkpoints get, as far as both are known. Rank 0 alone reads files.
 static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {
     const Options* o = &run->options;
-    const uint64_t hash = data->shards[0].header.vocab_hash;
+    const uint64_t hash = data->set.shards[0].header.vocab_hash;
     char path[PATH_LENGTH];
-    if (val_data && vocab_differs(hash, val_data->shards[0].header.vocab_hash))
+    if (val_data && vocab_differs(hash, val_data->set.shards[0].header.vocab_hash))
         die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
     if (run->world->rank != 0) return;
-    if (shard_tokenizer_beside(path, data->shards[0].path) && vocab_differs(hash, vocab_hash_of_file(path)))
+    if (shard_tokenizer_beside(path, data->set.shards[0].path) &&
+        vocab_differs(hash, vocab_hash_of_file(path)))
         die("%s: is not the tokenizer of the shards beside it, which their headers know by a hash; restore "
             "it, or move it away to train without one",
             path);
@@ -84,7 +85,7 @@ static inline bool data_is_shared(const DataLoader* data, const DataLoader* val_
     Error err;
     int64_t shared;
     const char* example = NULL; // where none is shared
-    if (!dataloader_shared(val_data, data, &shared, &example, &err)) die("%s", err.msg);
+    if (!dataset_shared(&val_data->set, &data->set, &shared, &example, &err)) die("%s", err.msg);
     if (!shared) return false;
     snprintf(
         text, DATA_WARNING_BYTES,

@@ -202,8 +202,8 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     }
     t->cut = p.sequences < t->val_sequences; // on one of the ranks
     for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], (int64_t)p.counts[i]);
-    v.masked = t->val_data.masked;
-    v.parts = &t->val_data.mixture;
+    v.masked = t->val_data.set.masked;
+    v.parts = &t->val_data.set.mixture;
     memcpy(v.part_sums, p.part_sums, sizeof v.part_sums);
     memcpy(v.part_targets, p.part_targets, sizeof v.part_targets);
     v.accuracy = positions_accuracy(&p);
@@ -383,7 +383,7 @@ static inline bool training_queue_step(Training* t) {
     line->step_tokens = step_tokens;
     line->lr = lr;
     line->spike_norm = adamw.spike_norm;
-    line->masked = t->data.masked;
+    line->masked = t->data.set.masked;
     line->sequence_ranks = t->run->group.size;
     line->measures_left = run_measures_left(t->run, t->val_sequences > 0, state->step);
     t->in_flight++;

@@ -142,13 +142,13 @@ static void test_run(void) {
     l.flops_per_token = 1e6, l.attention_flops = 0.25e6, l.peak_flops = 2e10;
     const time_t before = time(NULL);
     run.options.max_tokens = 150, run.options.seq_len = 1;
-    DataLoader data = {.sequences = 100, .mixture = {.count = 1}};
+    DataLoader data = {.set = {.sequences = 100, .mixture = {.count = 1}}};
     CAPTURE(1, run_log(&run, &l, "two\nlines", "iclr, changed: lr 1 (0.002)", &data));
     CHECK(captured[0] == '\0', "the terminal: %s", captured);
     run.device[0] = '\0', run.state.step = 0;
-    data.mixture = (Mixture){.parts = {{.pattern = "a", .share = 0.75, .sequences = 225},
-                                       {.pattern = "b", .share = 0.25, .sequences = 25}},
-                             .count = 2};
+    data.set.mixture = (Mixture){.parts = {{.pattern = "a", .share = 0.75, .sequences = 225},
+                                           {.pattern = "b", .share = 0.25, .sequences = 25}},
+                                 .count = 2};
     run_log(&run, &l, "two\nlines", NULL, &data);
     const time_t after = time(NULL);
     logger_close(&l);

@@ -105,7 +105,7 @@ static void test_order(void) {
         enumerate(&e, sets[s].doc_len, sets[s].shard_tokens, sets[s].count);
         for (int shuffle = 0; shuffle < 2; shuffle++) {
             open_set(&l, sets[s].pattern, 3, 0, 1, shuffle);
-            CHECK(dataloader_sequences(&l) == e.n, "%s: %d sequences", sets[s].prefix, (int)l.sequences);
+            CHECK(dataloader_sequences(&l) == e.n, "%s: %d sequences", sets[s].prefix, (int)l.set.sequences);
             CHECK(dataloader_position(&l) == 0, "position %lld after open", (long long)l.position);
             int64_t wrong = wrong_rows(&l, &e, e.n); // three epochs
             CHECK(wrong == 0, "%s, shuffle %d: %lld wrong rows", sets[s].prefix, shuffle, (long long)wrong);
@@ -479,8 +479,8 @@ static void test_shared(void) {
         const char* example = "";
         open_set(&l, "train_train_*.bin", 1, 0, 1, false);
         open_set(&other, "val_train_*.bin", 1, 0, 1, false);
-        CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == (i == 1), "%lld, %s, %s",
-              (long long)shared, example, err.msg);
+        CHECK(dataset_shared(&other.set, &l.set, &shared, &example, &err) && shared == (i == 1),
+              "%lld, %s, %s", (long long)shared, example, err.msg);
         CHECK(strstr(example, i == 1 ? "val_train_000001.bin" : ""), "%s", example);
         dataloader_close(&other);
         dataloader_close(&l);
@@ -537,17 +537,17 @@ static void test_sets(void) {
     char list[2 * PATH_LENGTH + 2];
     publish_set("set", 0, 4);
     open_set(&l, "set_train_*.bin", 1, 0, 1, false);
-    CHECK(dataloader_sequences(&l) == 16, "%d sequences", (int)l.sequences);
+    CHECK(dataloader_sequences(&l) == 16, "%d sequences", (int)l.set.sequences);
     dataloader_close(&l);
     open_set(&l, "set_train_00000[13].bin", 1, 0, 1, false);
-    CHECK(dataloader_sequences(&l) == 8, "%d sequences", (int)l.sequences);
+    CHECK(dataloader_sequences(&l) == 8, "%d sequences", (int)l.set.sequences);
     dataloader_close(&l);
     publish_set("two/set", 1000, 2);
     snprintf(list, sizeof list, "%s,%s", in_folder("set_train_*.bin"), in_folder("two/set_train_*.bin"));
     DataOptions options = {T, 1, data_share(1, 1, 0, 1), V, EOT, false, 99, 0};
     Error err = {""};
     CHECK_OK(dataloader_open(&l, list, &options, &err));
-    CHECK(dataloader_sequences(&l) == 24, "%d sequences of two conversions", (int)l.sequences);
+    CHECK(dataloader_sequences(&l) == 24, "%d sequences of two conversions", (int)l.set.sequences);
     dataloader_close(&l);
 
     // one of the shards is missing, is of another conversion, is an older version, has another name
@@ -569,7 +569,7 @@ static void test_sets(void) {
     publish_set("set", 5000, 3); // replaces all four
     CHECK(!exists(in_folder("set_train_000003.bin")), "an old shard remains");
     open_set(&l, "set_train_*.bin", 1, 0, 1, false);
-    CHECK(dataloader_sequences(&l) == 12, "%d sequences", (int)l.sequences);
+    CHECK(dataloader_sequences(&l) == 12, "%d sequences", (int)l.set.sequences);
     dataloader_close(&l);
 
     // replaced by a set of the same shape while in use

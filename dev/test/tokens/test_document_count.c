@@ -137,7 +137,7 @@ static void test_plan(void) {
         plan_free(data);
 
         data = plan(pattern, T, W);
-        CHECK(data->loader.sequences == ROWS, "%lld sequences", (long long)data->loader.sequences);
+        CHECK(data->loader.set.sequences == ROWS, "%lld sequences", (long long)data->loader.set.sequences);
         for (int64_t i = 0; i < PLAN_SEQUENCES; i++) // of 3 sequences the first and the last but for rounding
             count_window(&evenly, (int64_t)(((double)i + 0.5) * ROWS / PLAN_SEQUENCES), T, W);
         check_counts("drawn", &data->documents, &evenly);
@@ -165,7 +165,7 @@ static void test_refused(void) {
     snprintf(pattern, sizeof pattern, "%s", in_folder("stream_train_*.bin"));
     PlanData* same = plan(pattern, T, 0);
     check_counts("with a mask", &data->documents, &same->documents);
-    CHECK(data->loader.masked && !same->loader.masked && same->counted, "%s", same->err.msg);
+    CHECK(data->loader.set.masked && !same->loader.set.masked && same->counted, "%s", same->err.msg);
     plan_free(data), plan_free(same);
 
     data = plan(NULL, T, 0);

@@ -2,36 +2,27 @@
 Tests of llmc/tokens/fingerprint.h: what changes a fingerprint, and what does not.
 */
 #include "datasets.h"
-#include "../../../llmc/tokens/dataloader.h"
 #include "../../../llmc/tokens/fingerprint.h"
 
 enum { T = 16, V = 257 };
 
-// A loader with its shards, as dataloader_open leaves it, but without batches.
-static void open_shards(DataLoader* l, const char* pattern, int64_t seq_len) {
+static void open_shards(Dataset* set, const char* pattern, int64_t seq_len) {
     Error err = {""};
-    memset(l, 0, sizeof *l);
-    l->options.seq_len = seq_len, l->options.vocab_size = V;
-    if (!dataloader_list(l, in_folder(pattern), &err) || !dataloader_index(l, in_folder(pattern), &err))
-        die("%s", err.msg);
-}
-
-static void close_shards(DataLoader* l) {
-    free(l->shards);
-    mixture_free(&l->mixture);
-    globfree(&l->files);
+    memset(set, 0, sizeof *set);
+    set->seq_len = seq_len, set->vocab_size = V;
+    if (!dataset_open(set, in_folder(pattern), &err)) die("%s", err.msg);
 }
 
 // The fingerprint of a dataset in sequences of seq_len tokens.
 static uint64_t print_of(const char* pattern, int64_t seq_len) {
-    DataLoader l;
+    Dataset set;
     Error err = {""};
     uint64_t hash = 0, again = 0;
-    open_shards(&l, pattern, seq_len);
-    CHECK_OK(dataloader_fingerprint(&l, &hash, &err));
-    CHECK_OK(dataloader_fingerprint(&l, &again, &err));
+    open_shards(&set, pattern, seq_len);
+    CHECK_OK(dataset_fingerprint(&set, &hash, &err));
+    CHECK_OK(dataset_fingerprint(&set, &again, &err));
     CHECK(hash == again && hash != 0, "%llx and %llx", (unsigned long long)hash, (unsigned long long)again);
-    close_shards(&l);
+    dataset_free(&set);
     return hash;
 }
 
@@ -124,16 +115,16 @@ static void test_large(void) {
 }
 
 static void test_errors(void) {
-    DataLoader l;
+    Dataset set;
     Error err = {""};
     uint64_t hash;
     write_set("gone", V, 0, 1000, 3000);
-    open_shards(&l, "gone_train_*.bin", T);
+    open_shards(&set, "gone_train_*.bin", T);
     CHECK(truncate(in_folder("gone_train_000002.bin"), SHARD_HEADER_BYTES + 10) == 0, "truncate");
-    CHECK_FAILS("gone_train_000002.bin: ends at byte", dataloader_fingerprint(&l, &hash, &err));
+    CHECK_FAILS("gone_train_000002.bin: ends at byte", dataset_fingerprint(&set, &hash, &err));
     CHECK(remove(in_folder("gone_train_000002.bin")) == 0, "remove");
-    CHECK_FAILS("gone_train_000002.bin: cannot open", dataloader_fingerprint(&l, &hash, &err));
-    close_shards(&l);
+    CHECK_FAILS("gone_train_000002.bin: cannot open", dataset_fingerprint(&set, &hash, &err));
+    dataset_free(&set);
 }
 
 int main(void) {

@@ -48,8 +48,8 @@ static void test_targets(void) {
             write_set_masked(name, V, D, sets[s].shard_tokens, sets[s].count, masked);
             strcat(name, "_train_*.bin");
             if (!open_pattern(&l, in_folder(name), V, &err)) die("%s", err.msg);
-            CHECK(l.masked == masked && dataloader_sequences(&l) == rows, "%s: mask %d, %lld sequences", name,
-                  l.masked, (long long)l.sequences);
+            CHECK(l.set.masked == masked && dataloader_sequences(&l) == rows, "%s: mask %d, %lld sequences",
+                  name, l.set.masked, (long long)l.set.sequences);
             for (int64_t i = 0; i < rows; i++) {
                 int32_t inputs[T], targets[T];
                 CHECK_OK(dataloader_next(&l, inputs, targets, &err));

@@ -175,13 +175,14 @@ static void test_first_epoch(void) {
         CHECK_OK(open_parts(&l, weights[w], (DataShare){1, 0, 1}, true, &err));
         int64_t number, repeated = 0, n = dataloader_sequences(&l);
         for (int64_t s = 0; s <= n; s++) {
-            const int k = mixture_part(&l.mixture, s, &number);
-            repeated += number >= l.mixture.parts[k].sequences && s < n;
+            const int k = mixture_part(&l.set.mixture, s, &number);
+            repeated += number >= l.set.mixture.parts[k].sequences && s < n;
             if (s == n)
-                CHECK(number >= l.mixture.parts[k].sequences || n == 70, "%lld are too few", (long long)n);
+                CHECK(number >= l.set.mixture.parts[k].sequences || n == 70, "%lld are too few",
+                      (long long)n);
         }
         CHECK(repeated == 0 && n > 0, "%lld of %lld repeated", (long long)repeated, (long long)n);
-        const MixturePart* part = &l.mixture.parts[1];
+        const MixturePart* part = &l.set.mixture.parts[1];
         CHECK(part->sequences == 7 && fabs(mixture_epochs(part, 700) - 100 * part->share) < 1e-9, "epochs");
         dataloader_close(&l);
     }
@@ -192,7 +193,7 @@ static uint64_t fingerprint(const char* const weights[3]) {
     Error err = {""};
     uint64_t hash = 0;
     CHECK_OK(open_parts(&l, weights, (DataShare){1, 0, 1}, true, &err));
-    CHECK_OK(dataloader_fingerprint(&l, &hash, &err));
+    CHECK_OK(dataset_fingerprint(&l.set, &hash, &err));
     dataloader_close(&l);
     return hash;
 }
