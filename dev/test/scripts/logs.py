@@ -4,7 +4,7 @@
                                 test_compare.sh knows; one was killed and resumed. Results of --eval: beside
                                 the logs of the first family, in FOLDER.eval of the second
     logs.py gates FOLDER        runs with gates, their checkpoints, maps.safetensors of one; checks what
-                                half-lives compare.py reads
+                                half-lives compare.py reads (scripts/eval/runs.py)
     logs.py still FOLDER        runs whose gates are as they started, zero and long, and one whose gates moved
     logs.py many FOLDER         three seeds of nine learning rates, with many steps
     logs.py cut LOG BYTES       the first BYTES of LOG
@@ -92,8 +92,8 @@ def write_tensors(path, tensors, metadata=None):
 
 
 def check_gates(folder):
-    sys.path.insert(0, "scripts")
-    import compare
+    sys.path.insert(0, "scripts/eval")
+    import runs as read
     gate = {"full": "fgate_proj.bias", "fixed": "fgate_bias"}
     for name, kind in ("full", "full"), ("fixed", "fixed"), ("mapped", "full"):
         config = {"fgate_type": kind, "num_hidden_layers": 2}
@@ -106,8 +106,8 @@ def check_gates(folder):
             write_tensors(f"{folder}/{name}/step_{step:08d}/model.safetensors", biases)
     maps, checkpoint = f"{folder}/maps.safetensors", f"{folder}/mapped/step_00000002"
     write_tensors(maps, {"half_life": [[1, 2], [3, math.inf]], "layers": [[1, 3]]}, {"checkpoint": checkpoint})
-    full, fixed, mapped = runs = [compare.Log(f"{folder}/{name}") for name in ("full", "fixed", "mapped")]
-    compare.read_half_lives(runs, [maps])
+    full, fixed, mapped = runs = [read.Log(f"{folder}/{name}") for name in ("full", "fixed", "mapped")]
+    read.read_half_lives(runs, [maps])
     assert mapped.half_lives == [[], [1, 2], [], [3, math.inf]], mapped.half_lives
     for run in full, fixed:  # sigmoid(bias)^half_life = 1/2
         halves = [[(1 + math.exp(-b))**-life for b, life in zip((0, i + 1), layer)]
@@ -123,10 +123,10 @@ def check_gates(folder):
         f.write(json.dumps(run_line("fox", 1, 1e-3, 0, config=config)) + "\n" + json.dumps(step_line(1, 2, "fox")) + "\n")
     write_tensors(f"{folder}/stack/step_00000001/model.safetensors",
                   {f"model.layers.{i}.attn.fgate_proj.bias": [[0, i]] for i in (2, 5)})
-    stack = compare.Log(f"{folder}/stack")
+    stack = read.Log(f"{folder}/stack")
     assert stack.read_gates() and [life[:1] for life in stack.half_lives] == [[], [], [1]] * 2, stack.half_lives
     assert stack.settings()[1]["config.layer_types"] == "deltanet*2,attention:window=64", stack.settings()
-    assert [compare.pattern(list(kinds)) for kinds in ("aba", "aab", "abaab", "aaa")] == [
+    assert [read.pattern(list(kinds)) for kinds in ("aba", "aab", "abaab", "aaa")] == [
         "a,b", "a*2,b", "a,b,a", "a"]
 
 
