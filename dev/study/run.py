@@ -52,6 +52,8 @@ def arguments():
     add("--trainer", type=Path, default=ROOT / "train_foxcu")
     add("--runs", type=Path, default=HERE / "runs.txt")
     add("--moments", type=int, default=MOMENTS, metavar="STEPS")
+    add("--rolled", type=int, metavar="SEED", help="evaluate also rolled documents (scripts/eval/rolled.py), which results lack: "
+        "RESULTS/rolled has NAME.json and NAME.rolled.json of --eval")
     add("--task-options", default="--samples 32", metavar="OPTIONS", help="of zero_shot.py [--samples 32]")
     add("--gpus", help="as in 0,2 [CUDA_VISIBLE_DEVICES, or all]; cpu: none; one named twice has two runs at a time")
     add("--list", action="store_true")
@@ -323,6 +325,13 @@ class Job:
         if self.line.measures == "short":
             data = f"{self.options.corpus}_intact_train_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
+        if plan.corpus_of(self.line) == "long" and self.options.rolled is not None:
+            self.step("rolled.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data, "--roll",
+                      self.options.rolled)
+            kept = self.options.results / "rolled"
+            kept.mkdir(exist_ok=True)
+            for name, suffix in ("eval.json", ".json"), ("rolled.json", ".rolled.json"):
+                shutil.copy(self.folder / name, kept / f"{self.line.name}{suffix}")
         if plan.corpus_of(self.line) == "long" and plan.option(self.line, "--model").startswith("transformer"):
             length = int(plan.option(self.line, "--seq-len"))
             longer = {"window": f"window_size={length}", "yarn": f"rope_scaling=yarn:{LONG / length:g}"}

@@ -47,6 +47,17 @@ def default_trainer():
     return str(gpu if gpu.exists() and has_gpu() else ROOT / "train_fox")
 
 
+def run_trainer(what, trainer, *arguments):
+    """Runs the trainer. An Error with its last error of `what` if it fails."""
+    try:
+        done = subprocess.run([trainer, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    except OSError as e:
+        raise Error(f"--trainer {trainer}: cannot run: {e.strerror}")
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or ["error: no word"]
+        raise Error(f"{what}: {said[-1].removeprefix('error: ')}")
+
+
 def add_model_options(parser):
     """Adds the options that say which model answers, and by which program."""
     add = parser.add_argument_group("model").add_argument

@@ -12,11 +12,10 @@ only what is missing there.
 """
 import itertools
 import json
-import subprocess
 import tempfile
 from pathlib import Path
 
-from fox import Error, Parser, checkpoint, counted, default_trainer, read_json, run
+from fox import Error, Parser, checkpoint, counted, default_trainer, read_json, run, run_trainer
 from samples import Samples, finish, numbers, training_length
 
 RULES = {"none": "log_pruning_tolerance=null", "ours": "pruning_rule=ours", "acp": "pruning_rule=acp"}
@@ -29,16 +28,9 @@ def prunes(trainer):
 
 
 def ask(options, rule, length, *arguments):
-    """Runs the trainer on the held-out data. An Error with what it said if it fails."""
-    command = [options.trainer, "--init", options.init, "--val-data", options.val_data, "--seq-len", str(length), "--set",
-               RULES[rule], *arguments]
-    try:
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    except OSError as e:
-        raise Error(f"--trainer {options.trainer}: cannot run: {e.strerror}")
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")] or ["error: no word"]
-        raise Error(f"{rule}, {counted(length, 'token')}: {said[-1].removeprefix('error: ')}")
+    """Runs the trainer on the held-out data."""
+    run_trainer(f"{rule}, {counted(length, 'token')}", options.trainer, "--init", options.init, "--val-data", options.val_data,
+                "--seq-len", str(length), "--set", RULES[rule], *arguments)
 
 
 def measure(options, rule, length, folder):

@@ -226,6 +226,32 @@ written() {
     dies "--eval /dev/full: cannot write: No space left on device" ./train_fox --init "$model" --eval /dev/full $on
 }
 
+# rolled.py: each checkpoint as it is and with rotated documents, in one picture
+rolled() {
+    local out=$scratch/rolled drawn=0
+    script() {
+        "$python" scripts/eval/rolled.py a="$scratch/run" b="$model" a="$model" --trainer ./train_fox --val-data "$shards/long.bin" \
+            --seq-len 130 --roll 5 --out "$out" "$@"
+    }
+    "$python" -c 'import matplotlib' 2>/dev/null || drawn=1
+    [ $drawn = 0 ] || skip "the picture of rolled.py: pip install -c scripts/requirements.txt matplotlib"
+    script >"$scratch/stdout" 2>"$scratch/stderr"
+    equals $drawn $?
+    equals "a.0 a.0.rolled a.1 a.1.rolled b.0 b.0.rolled" "$(cd "$out" && echo *.json | sed 's/\.json//g')"
+    check "--eval of rolled documents" ./train_fox --init "$model" --eval "$result" --val-data "$shards/long.bin" --seq-len 130 --roll 5
+    check "is what it has" "$python" - "$out" "$result" <<'END'
+import json, sys
+plain, rolled, alone = (json.load(open(path)) for path in (sys.argv[1] + "/b.0.json", sys.argv[1] + "/b.0.rolled.json", sys.argv[2]))
+assert rolled["loss"] == alone["loss"] != plain["loss"] and (rolled["roll"], plain.get("roll")) == (5, None)
+END
+    echo 'import sys; sys.exit("measured again")' >"$scratch/never"
+    script --trainer "$scratch/never" >"$scratch/stdout" 2>"$scratch/stderr"
+    equals $drawn $?
+    equals 2 "$(grep -c '^a[^b]*: mean loss .*, .* of 1 document$' "$scratch/stdout")"
+    [ $drawn = 1 ] || check "a picture" grep -q 'a, rolled' "$out/rolled.svg"
+    dies "/step_00000020: --roll: --val-data $shards/text.bin has no documents" script --val-data "$shards/text.bin" # a stream
+}
+
 sequences
 contexts
 alone
@@ -235,4 +261,5 @@ ranks
 long
 errors
 written
+rolled
 report

@@ -160,7 +160,14 @@ END
 # and with YaRN
 printf '#!/bin/sh\necho "$@" >>%s\nexec ./train_fox "$@"\n' $scratch/calls >$scratch/recorded
 chmod +x $scratch/recorded
-check "a Transformer" study --minutes 5 --later 100 --trainer $scratch/recorded transformer_11
+check "a Transformer" study --minutes 5 --later 100 --trainer $scratch/recorded --rolled 7 transformer_11
+equals 1 "$(grep -c -- '--roll 7' $scratch/calls)"
+check "rolled documents" $python - $scratch/out/rolled <<'END'
+import json, sys
+plain, rolled = (json.load(open(f"{sys.argv[1]}/transformer_11{suffix}.json")) for suffix in ("", ".rolled"))
+assert rolled["roll"] == 7 and "roll" not in plain and rolled["sequences"] == plain["sequences"]
+assert rolled["loss"] != plain["loss"]
+END
 equals 1 "$(grep -c -- '--set window_size=64 --eval .*/window.json' $scratch/calls)"
 equals 1 "$(grep -c -- '--set rope_scaling=yarn:1024 --eval .*/yarn.json' $scratch/calls)"
 check "its window" $python - $scratch <<'END'
