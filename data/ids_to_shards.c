@@ -18,9 +18,9 @@ remain.
 #include <signal.h>
 #include "../llmc/run/command/cli.h"
 #include "../llmc/tokens/vocab_check.h"
-#include "../llmc/tokens/shard_set.h"
 #include "pack.h"
 #include "roll.h"
+#include "shard_writer.h"
 
 typedef struct {
     const char *out, *tokenizer;

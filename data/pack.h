@@ -17,7 +17,7 @@ comes first, so the rows depend on the documents and their order alone.
 */
 #pragma once
 
-#include "../llmc/tokens/shard.h"
+#include "shard_writer.h"
 
 enum { PACK_ROWS = 64, PACK_TOKENS = 16 << 20, PACK_DOCUMENTS = 16 << 10 }; // the buffer is full at any
 

@@ -7,7 +7,7 @@ ids_to_shards and longcrawl64.
 #pragma once
 
 #include "../llmc/base/random.h"
-#include "../llmc/tokens/shard.h"
+#include "shard_writer.h"
 
 static inline void roll_reverse(uint32_t* tokens, int64_t count) {
     for (int64_t i = 0, k = count - 1; i < k; i++, k--) {

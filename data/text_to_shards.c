@@ -22,11 +22,11 @@ that change while they are read.
 #include "../llmc/run/command/cli.h"
 #include "../llmc/base/progress.h"
 #include "../llmc/base/random.h"
-#include "../llmc/tokens/shard_set.h"
 #include "../llmc/tokens/vocab_hash.h"
 #include "not_text.h"
 #include "pack.h"
 #include "roll.h"
+#include "shard_writer.h"
 #include "tokenizer_file.h"
 
 // ----------------------------------------------------------------------------

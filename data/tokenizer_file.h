@@ -3,7 +3,7 @@ PREFIX_tokenizer.json, which both programs of this folder write beside the shard
 */
 #pragma once
 
-#include "../llmc/tokens/shard_set.h"
+#include "shard_writer.h"
 #include "../llmc/tokens/tokenizer_json.h"
 
 // Writes the file of a tokenizer under its temporary name (shard_set.h).

@@ -1,5 +1,5 @@
 /*
-Data shards: the token files that the trainers read (dataloader.h) and the programs under data/ write.
+Data shards: the token files that the trainers read (dataloader.h) and data/shard_writer.h writes.
 
 A shard has llm.c's format: a header of 256 little-endian int32, then the tokens as little-endian uint16
 (version 1) or uint32 (version 2). Version 3 has a mask: of a uint32, bit 31 says that the token counts as a
@@ -20,7 +20,6 @@ A shard with its final name is complete: the writer renames it after it is writt
 */
 #pragma once
 
-#include <libgen.h>
 #include "../base/checksum.h"
 #include "../base/common.h"
 
@@ -30,8 +29,7 @@ enum {
     SHARD_HEADER_BYTES = SHARD_HEADER_INTS * 4,
     SHARD_PIECE_BYTES = 65536, // read at a time, to check or compare
     SHARD_MAX_INDEX = 999999,  // six digits in the name, so that shards sort by index
-    SHARD_MAX_BLOCKS = 240,
-    SHARD_MIN_BLOCK = 32768 // tokens
+    SHARD_MAX_BLOCKS = 240
 };
 
 static const uint32_t SHARD_COUNTS = 1u << 31; // version 3: this token counts as a target
@@ -253,17 +251,7 @@ static inline bool shard_same_content(const char* path, const char* other, const
 }
 
 // ----------------------------------------------------------------------------
-// names
-
-// Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
-static inline bool shard_path(char* out, const char* prefix, const char* split, int64_t index, Error* err) {
-    int n = snprintf(out, PATH_LENGTH, "%s_%s_%06lld.bin", prefix, split, (long long)index);
-    const size_t length = strlen(prefix);
-    if (length == 0 || prefix[length - 1] == '/')
-        return fail(err, "'%s': must end with the start of a file name", prefix);
-    // 8 bytes are reserved for the suffix of the temporary name
-    return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
-}
+// names of what stands beside a shard
 
 // Writes to out[PATH_LENGTH] the name that shard `index` has beside the shard `path`. False if `path` does
 // not end with six digits and .bin.
@@ -277,194 +265,17 @@ static inline bool shard_sibling(char* out, const char* path, int64_t index) {
     return true;
 }
 
-// Writes the temporary name of the shard `path`, which shard_path has made, to out[PATH_LENGTH].
-static inline void shard_temporary(char* out, const char* path) { strcat(strcpy(out, path), ".tmp"); }
-
-// Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
-static inline void shard_folder(char* out, const char* prefix) {
-    char path[PATH_LENGTH + 1];
-    snprintf(path, sizeof path, "%s_", prefix);
-    strcpy(out, dirname(path));
-}
-
-// ----------------------------------------------------------------------------
-// writing
-
-typedef struct {
-    const char *prefix, *split; // the caller's
-    ShardHeader header;         // of the shard being written
-    int64_t capacity;           // tokens of a full shard
-    int64_t index;              // of the shard being written or, between shards, of the next one
-    int64_t total;              // tokens written to all shards
-    bool hold;                  // complete shards keep their temporary names, for shard_set_publish
-    uint64_t set_id;            // hash of the tokens of the complete shards
-    FILE* file;                 // the shard being written, under its temporary name; NULL between shards
-    char path[PATH_LENGTH], temporary[PATH_LENGTH]; // names of that shard
-} ShardWriter;
-
-// Sets the final and the temporary path of shard w->index. shard_writer_open has checked their length.
-static inline void shard_writer_set_paths(ShardWriter* w) {
-    Error err;
-    if (!shard_path(w->path, w->prefix, w->split, w->index, &err)) die("%s", err.msg);
-    shard_temporary(w->temporary, w->path);
-}
-
-// Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
-// shard has at most shard_tokens tokens; with doc_len > 0 it consists of whole documents. A token takes 2
-// bytes if vocab_size <= 65536, otherwise 4. prefix and split must remain valid until the writer is closed.
-// On error there is nothing to close.
-static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const char* split,
-                                     int64_t vocab_size, int64_t doc_len, int64_t shard_tokens, Error* err) {
-    char path[PATH_LENGTH];
-    memset(w, 0, sizeof *w);
-    if (!shard_path(path, prefix, split, SHARD_MAX_INDEX, err)) return false;
-    if (vocab_size < 1 || vocab_size > INT32_MAX)
-        return fail(err, "%s: vocabulary size %lld is not in 1..%d", prefix, (long long)vocab_size,
-                    INT32_MAX);
-    if (doc_len < 0 || doc_len > INT32_MAX)
-        return fail(err, "%s: document length %lld is not in 0..%d", prefix, (long long)doc_len, INT32_MAX);
-    if (shard_tokens < 1 || shard_tokens > INT32_MAX)
-        return fail(err, "%s: %s per shard is not in 1..%d", prefix, counted(shard_tokens, "token").text,
-                    INT32_MAX);
-    if (shard_tokens < doc_len)
-        return fail(err, "%s: a shard of %s cannot hold one document of %lld", prefix,
-                    counted(shard_tokens, "token").text, (long long)doc_len);
-    w->prefix = prefix;
-    w->split = split;
-    w->header.vocab_size = vocab_size;
-    w->header.doc_len = doc_len;
-    w->header.bytes_per_token = vocab_size <= 65536 ? 2 : 4;
-    w->capacity = doc_len > 0 ? shard_tokens / doc_len * doc_len : shard_tokens;
-    shard_folder(path, prefix);
-    return make_folders(path, err);
-}
-
-// Before the first token: the shards get a mask, and tokens come with SHARD_COUNTS where they count.
-static inline void shard_writer_mask(ShardWriter* w) {
-    w->header.masked = true;
-    w->header.bytes_per_token = 4;
-}
-
-// Makes `index` the next shard, for a caller that found the shards before it complete. Returns false in the
-// middle of a shard or if the index is out of range.
-static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
-    if (w->file || index < 0 || index > SHARD_MAX_INDEX) return false;
-    w->index = index;
-    return true;
-}
-
-// Discards the shard being written and its temporary file, if there is one. Complete shards are kept. Returns
-// false, for a caller that fails.
-static inline bool shard_writer_abort(ShardWriter* w) {
-    if (w->file) {
-        fclose(w->file);
-        unlink(w->temporary);
+// Writes the path of the tokenizer that belongs to the shard `path` to out[PATH_LENGTH]. False if `path` is
+// not a name that shard_path makes.
+static inline bool shard_tokenizer_beside(char* out, const char* path) {
+    static const char* const ends[2] = {"_train_000000.bin", "_val_000000.bin"};
+    if (!shard_sibling(out, path, 0)) return false;
+    const size_t n = strlen(out);
+    for (int split = 0; split < 2; split++) {
+        const size_t end = strlen(ends[split]);
+        if (n <= end || strcmp(out + n - end, ends[split]) != 0) continue;
+        strcpy(out + n - end, "_tokenizer.json"); // not longer
+        return true;
     }
-    w->file = NULL;
     return false;
-}
-
-// Writes a header at the start of a file. False if that fails.
-static inline bool shard_put_header(FILE* file, const ShardHeader* h) {
-    int32_t header[SHARD_HEADER_INTS] = {0};
-    header[0] = SHARD_MAGIC;
-    header[1] = h->masked ? 3 : h->bytes_per_token == 2 ? 1 : 2;
-    header[2] = (int32_t)h->tokens;
-    header[3] = (int32_t)h->doc_len;
-    header[4] = (int32_t)h->vocab_size;
-    header[5] = (int32_t)h->set_shards;
-    header[6] = (int32_t)h->set_index;
-    memcpy(header + 7, &h->set_id, sizeof h->set_id);
-    header[9] = (int32_t)h->block_tokens;
-    memcpy(header + 10, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
-    memcpy(header + 250, &h->vocab_hash, sizeof h->vocab_hash);
-    header[SHARD_HEADER_INTS - 1] = (int32_t)shard_header_checksum(header);
-    return fseek(file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, file) == 1;
-}
-
-// Opens the temporary file of the next shard with a preliminary header, which shard_writer_end replaces.
-static inline bool shard_writer_begin(ShardWriter* w, Error* err) {
-    shard_writer_set_paths(w);
-    if (w->index > SHARD_MAX_INDEX)
-        return fail(err, "%s: more than %d shards; increase --shard-tokens", w->prefix, SHARD_MAX_INDEX + 1);
-    w->header.tokens = w->header.block_tokens = 0;
-    w->file = fopen(w->temporary, "w+b");
-    if (!w->file) return fail(err, "%s: cannot create: %s", w->temporary, strerror(errno));
-    if (!shard_put_header(w->file, &w->header))
-        return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
-    return true;
-}
-
-// Computes the checksums of the shard being written, from the file.
-static inline bool shard_writer_checksums(ShardWriter* w, Error* err) {
-    ShardHeader* h = &w->header;
-    if (fflush(w->file) != 0) return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
-    h->block_tokens = SHARD_MIN_BLOCK;
-    while (shard_blocks(h) > SHARD_MAX_BLOCKS) h->block_tokens *= 2;
-    for (int64_t b = 0; b < shard_blocks(h); b++)
-        if (!shard_block_checksum(fileno(w->file), w->temporary, h, b, &h->checksums[b], err)) return false;
-    w->set_id = hash64(w->set_id, &h->tokens, sizeof h->tokens);
-    w->set_id = hash64(w->set_id, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
-    return true;
-}
-
-// Completes the shard being written and, unless the writer holds its shards, renames it to its final name.
-static inline bool shard_writer_end(ShardWriter* w, Error* err) {
-    char folder[PATH_LENGTH];
-    if (w->header.doc_len > 0 && w->header.tokens % w->header.doc_len != 0)
-        return fail(err, "%s: the last document has only %lld of %s", w->path,
-                    (long long)(w->header.tokens % w->header.doc_len),
-                    counted(w->header.doc_len, "token").text);
-    if (!shard_writer_checksums(w, err)) return false;
-    if (!shard_put_header(w->file, &w->header))
-        return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
-    FILE* file = w->file;
-    w->file = NULL;
-    if (w->hold) {
-        w->index++;
-        return flush_and_close(file, w->temporary, err);
-    }
-    if (!close_and_rename(file, w->temporary, w->path, err)) return false;
-    w->index++;
-    shard_folder(folder, w->prefix);
-    return flush_folder(folder, err);
-}
-
-// Writes n tokens, opening and completing shards as needed. On error the shard being written is discarded,
-// and there is nothing to close.
-static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
-    const uint32_t id_bits = w->header.masked ? ~SHARD_COUNTS : UINT32_MAX;
-    for (int64_t i = 0; i < n; i++) {
-        if ((tokens[i] & id_bits) < w->header.vocab_size) continue;
-        shard_writer_abort(w);
-        return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", w->prefix,
-                    (long long)(w->total + i), tokens[i] & id_bits, (long long)w->header.vocab_size);
-    }
-    while (n > 0) {
-        uint16_t narrow[8192];
-        const int64_t block = sizeof narrow / sizeof narrow[0];
-        bool ok = w->file || shard_writer_begin(w, err), wide = w->header.bytes_per_token == 4;
-        int64_t room = w->capacity - w->header.tokens, m = n < room ? n : room;
-        if (m > block) m = block;
-        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[i];
-        const void* data = wide ? (const void*)tokens : narrow;
-        if (ok && fwrite(data, wide ? 4 : 2, (size_t)m, w->file) != (size_t)m)
-            ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
-        w->header.tokens += m, w->total += m;
-        if (ok && w->header.tokens == w->capacity) ok = shard_writer_end(w, err);
-        if (!ok) return shard_writer_abort(w);
-        tokens += m;
-        n -= m;
-    }
-    return true;
-}
-
-// Completes the last shard; on error it is discarded. An empty shard is not written. Warns if a shard with
-// the next index exists: it is left from an earlier, longer dataset and would be read together with this one.
-static inline bool shard_writer_close(ShardWriter* w, Error* err) {
-    if (w->file && !shard_writer_end(w, err)) return shard_writer_abort(w);
-    shard_writer_set_paths(w);
-    if (!w->hold && access(w->path, F_OK) == 0)
-        warn("%s: is left from an earlier dataset; remove it and those after it", w->path);
-    return true;
 }

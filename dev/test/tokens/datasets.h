@@ -5,7 +5,7 @@ Helpers of test_shard.c and test_dataloader.c: datasets whose tokens follow from
 
 #include "../scratch.h"
 #include "../../../llmc/base/random.h"
-#include "../../../llmc/tokens/shard.h"
+#include "../../../data/shard_writer.h"
 
 // Checks that a call with an Error `err` succeeds, or fails with `expected` in its message.
 #define CHECK_OK(call)              CHECK(call, "%s", err.msg)

@@ -5,7 +5,6 @@ position and with any number of ranks, and errors with the batch that they affec
 #include <sys/resource.h>
 #include "datasets.h"
 #include "../../../llmc/tokens/dataloader.h"
-#include "../../../llmc/tokens/shard_set.h"
 
 // Overwrites one 2-byte token of a shard.
 static void corrupt(const char* name, int64_t index, uint16_t id) {

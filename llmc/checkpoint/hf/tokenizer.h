@@ -8,7 +8,7 @@ folder that the run starts from, and kept as text that gives the ids of training
 
 #include "../../config/config.h"
 #include "../../formats/json.h"
-#include "../../tokens/shard_set.h"
+#include "../../tokens/shard.h"
 #include "../../tokens/tokenizer_json.h"
 
 enum { HF_TOKENIZER_BYTES = 64 << 20 }; // limit for the files that are read; GPT-2's has 2.4 MB
