@@ -27,7 +27,14 @@ run computes the same bits on any number of threads.
 #include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
 #include "llmc/inference/cpu/extend.h" // defines: Cache, cache_*, paged_attention
 #include "llmc/model/rotation.h"       // defines: config_rotation, config_rope_gain
-#include "llmc/train/train.h"          // defines: run_main; includes Config, ParamTable, Run, Trainer
+#ifndef __CUDACC__
+#pragma GCC push_options
+#pragma GCC optimize("Og") // nothing of this is hot, and the file compiles in two thirds of the time
+#endif
+#include "llmc/train/train.h" // defines: run_main; includes Config, ParamTable, Run, Trainer
+#ifndef __CUDACC__
+#pragma GCC pop_options
+#endif
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]

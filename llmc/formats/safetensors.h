@@ -69,7 +69,7 @@ typedef struct {
 
 // Computes count and bytes from dtype and shape.
 static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
-    int64_t bytes;
+    int64_t bytes = 0;
     t->count = 1;
     bool fits = true;
     for (int i = 0; i < t->ndim; i++) {

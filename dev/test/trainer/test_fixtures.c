@@ -36,7 +36,7 @@ typedef struct {
 // The fp64 values of a tensor of the fixture, freed by the caller; NULL if the fixture does not have it.
 static double* fixture_values(const Fixture* f, const char* prefix, const char* name) {
     Error err;
-    char full[160];
+    char full[192];
     snprintf(full, sizeof full, "%s%s", prefix, name);
     const SafeTensor* t = safetensors_find(&f->expected, full);
     if (!t) return NULL;
