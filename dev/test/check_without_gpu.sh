@@ -67,7 +67,7 @@ dies "--fp8: A100 has compute capability 8.0, and FP8 begins with 8.9" \
 dies "--fp8: Mamba2ForCausalLM has no GEMMs in FP8" "$trainer" --dry-run --model mamba2-125m --fp8
 dies "--attention cudnn: these kernels have no document_reset: use --attention fox" \
     "$trainer" --dry-run --model transformer-pro-125m --set document_reset=true --attention cudnn
-for model in fox-pro transformer-pro deltanet gated-deltanet hgrn2 mamba2; do
+for model in fox-pro transformer-pro deltanet gated-deltanet hgrn2 mamba2 fox-gdn samba2 fox-pro-local transformer-pro-local; do
     check "$model, packed documents" "$trainer" --dry-run --model $model-125m --set document_reset=true
 done
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1

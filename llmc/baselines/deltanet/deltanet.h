@@ -85,19 +85,7 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
 }
 
 static inline ScanShape deltanet_scan_shape(const Layer* layer) {
-    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    ScanShape s = {.B = layer->B,
-                   .T = layer->T,
-                   .NH = NH,
-                   .K = dh,
-                   .V = config_inner_size(layer->config) / NH,
-                   .key_row = NH * dh,
-                   .key_head = dh,
-                   .decay_width = deltanet_is_gated(layer->config),
-                   .value_row = deltanet_channels(layer->config),
-                   .scale = (real)(1 / sqrt((double)dh)),
-                   .doc_start = layer->doc_start};
-    return s;
+    return scan_shape(layer, deltanet_is_gated(layer->config), deltanet_channels(layer->config));
 }
 
 static inline Scan deltanet_scan(const DeltaNetActs* a, const ScanShape* s) {

@@ -55,19 +55,7 @@ static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
 }
 
 static inline ScanShape hgrn2_shape(const Layer* layer) {
-    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), d = NH * dh;
-    ScanShape s = {.B = layer->B,
-                   .T = layer->T,
-                   .NH = NH,
-                   .K = dh,
-                   .V = dh,
-                   .key_row = d,
-                   .key_head = dh,
-                   .decay_width = dh,
-                   .value_row = 3 * d,
-                   .scale = (real)(1 / sqrt((double)dh)),
-                   .doc_start = layer->doc_start};
-    return s;
+    return scan_shape(layer, config_head_size(layer->config), 3 * layer->config->hidden_size);
 }
 
 static inline Scan hgrn2_scan(const Hgrn2Acts* a, int64_t d) {

@@ -42,6 +42,23 @@ typedef struct {
     const int32_t* doc_start; // [B,T], as Layer's; NULL: a sequence is one document
 } ScanShape;
 
+// That of a layer whose heads have keys of their own.
+static inline ScanShape scan_shape(const Layer* layer, int64_t decay_width, int64_t value_row) {
+    const int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config);
+    ScanShape s = {.B = layer->B,
+                   .T = layer->T,
+                   .NH = NH,
+                   .K = dh,
+                   .V = config_inner_size(layer->config) / NH,
+                   .key_row = NH * dh,
+                   .key_head = dh,
+                   .decay_width = decay_width,
+                   .value_row = value_row,
+                   .scale = (real)(1 / sqrt((double)dh)),
+                   .doc_start = layer->doc_start};
+    return s;
+}
+
 typedef struct {
     const real *q, *k; // [B,T,..] as shape
     const real* v;     // [B,T,NH,V], rows as shape
