@@ -88,3 +88,18 @@ trainer_files() {
     check "make the files" files make "$scratch/files"
 }
 files() { "$python" -S dev/test/cli_files.py "$@"; } # without packages, which take longer to find than this to run
+
+# each_trainer PART...: calls the functions with $trainer ./train_fox and then the one with sanitizers, or with TRAIN_FOX alone,
+# in an empty $scratch but for its files, and reports
+each_trainer() {
+    local part
+    for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
+        if [ ! -x "$trainer" ]; then
+            fail "$trainer is not built: make $trainer"
+            continue
+        fi
+        find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
+        for part; do $part; done
+    done
+    report
+}

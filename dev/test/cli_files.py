@@ -1,4 +1,4 @@
-"""Makes and checks the files of test_cli.sh, test_resume.sh and test_gpu.sh. A second implementation of the file formats,
+"""Makes and checks the files of the tests in cli/ and resume/ and of test_gpu.sh. A second implementation of the file formats,
 independent of the C code; needs only Python's standard library.
 
     cli_files.py make FOLDER              valid and invalid shards; model folders with one defect each
