@@ -220,6 +220,9 @@ endef
 $(foreach build,float double sanitized,$(eval $(call LINKS,$(build))))
 
 build/test/%_float: %.c $(TEST_HEADERS)
+build/test/trainer_tests_float build/test/trainer_tests_double build/test/trainer_tests_sanitized: \
+    $(foreach t,$(LINKED_TESTS),$(wildcard dev/test/*/$t.c))
+
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 
