@@ -191,7 +191,8 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 # `make test` builds the tests that include the trainer in float, the others with sanitizers. `make test-all` adds the
 # former in double and with sanitizers, the latter as compiled for use, and sets TEST_ALL: test_ranks.sh then also runs in
 # double and with sanitizers and strikes several times as many runs, test_faults.sh takes more calls,
-# test_fuzz.sh ten times as many inputs, and test_smoke.sh runs make torture, make fuzz and dev/identical.sh.
+# test_fuzz.sh ten times as many inputs, gradcheck all elements of small tensors, and test_smoke.sh runs make torture, make
+# fuzz and dev/identical.sh.
 LINKED_TESTS  := test_cache test_documents test_engine test_fixtures test_layers test_maps test_model
 TRAINER_TESTS := test_cpu $(LINKED_TESTS)
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
@@ -263,7 +264,7 @@ torture: train_fox ## kill runs at random moments and resume them (HOURS=0.05, S
 	dev/test/faults/torture.py $(or $(HOURS),0.05) $(or $(SEED),1)
 
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
-	build/test/gradcheck
+	TEST_ALL=1 build/test/gradcheck
 
 # Fuzz targets: with clang's libFuzzer where it is installed, elsewhere with CC and dev/fuzz/driver.c.
 FUZZ_TARGETS := $(patsubst dev/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))

@@ -6,9 +6,10 @@ fourth-order central difference
   (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h.
 Its truncation error is of order h^4, its rounding error of order 1e-16 / h.
 
-A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements. For T >= LONG it is taken
-over SUBSET elements, drawn without replacement from a fixed seed. If the numeric gradient is exactly zero
-(queries at T = 1), the error is relative to the norm of the whole model's gradient.
+A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements, without TEST_ALL over at most FEW of them.
+For T >= LONG it is taken over SUBSET, without TEST_ALL over half as many. Elements are drawn without replacement from a fixed
+seed. If the numeric gradient is exactly zero (queries at T = 1), the error is relative to the norm of the whole model's
+gradient.
 */
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE
@@ -23,6 +24,7 @@ over SUBSET elements, drawn without replacement from a fixed seed. If the numeri
 #define LIMIT  1e-6
 #define LONG   100 // from this T on, a subset of the elements is checked
 #define SUBSET 8
+#define FEW    24
 
 typedef struct {
     Model model;
@@ -66,7 +68,9 @@ static void analytic_gradient(Setup* s) {
 // Returns the error of tensor p; adds the number of checked elements to *elements.
 static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t* elements) {
     Model* model = &s->model;
-    int64_t n = model->T >= LONG ? min64(SUBSET, p->count) : p->count;
+    const bool all = getenv("TEST_ALL") != NULL;
+    const int64_t n =
+        min64(model->T >= LONG ? (all ? SUBSET : SUBSET / 2) : (all ? p->count : FEW), p->count);
     const bool last = p->kind == P_NORM || p->kind == P_LM_HEAD;
     const int64_t from = last ? model->config.num_hidden_layers : p->layer < 0 ? 0 : p->layer;
     double difference = 0, norm = 0;
