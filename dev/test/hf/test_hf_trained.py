@@ -32,6 +32,7 @@ STACKS = {  # not fixtures: models whose oracle is the trainer alone
               "deltanet_num_heads=4", "hgrn2_num_heads=2", "mamba2_num_heads=8", "mamba2_state_size=16"],
     "stack-bounds": ["layer_types=hgrn2,attention,hgrn2,hgrn2", "num_hidden_layers=4", "hgrn2_num_heads=2",
                      "hgrn2_use_lower_bound=true"],
+    "stack-local": ["layer_types=attention*2,attention:window=0", "num_hidden_layers=3", "window_size=20"],
     "stack-packed": ["layer_types=mamba2,attention,gated_deltanet", "num_hidden_layers=3", "mamba2_num_heads=4",
                      "gated_deltanet_head_dim=16", "gated_deltanet_num_heads=3", "document_reset=true",
                      "tie_word_embeddings=true"]}
