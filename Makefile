@@ -166,13 +166,13 @@ all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all pr
 check: ## list what is installed of all that the programs use, and how to install the rest
 	@scripts/check.sh
 
-quickstart: ## install packages, build, make a corpus, train, resume, sample
-	scripts/setup.sh build
-	$(MAKE) --no-print-directory train_fox data/text_to_shards
-	scripts/quickstart.sh
-
 # Compilers and tests run on all cores, or JOBS at a time.
 PARALLEL = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(or $(JOBS),$(shell nproc)))
+
+quickstart: ## install packages, build, make a corpus, train, resume, sample
+	scripts/setup.sh build
+	+$(PARALLEL) train_fox data/text_to_shards
+	scripts/quickstart.sh
 
 test: ## install packages, build, run the tests that need no GPU, in minutes (JOBS=)
 	scripts/setup.sh test
@@ -220,10 +220,10 @@ $(LINKED_TESTS:%=run/build/test/%_$1): build/test/trainer_tests_$1
 endef
 $(foreach build,float double sanitized,$(eval $(call LINKS,$(build))))
 
-build/test/%_float: %.c $(TEST_HEADERS)
 build/test/trainer_tests_float build/test/trainer_tests_double build/test/trainer_tests_sanitized: \
     $(foreach t,$(LINKED_TESTS),$(wildcard dev/test/*/$t.c))
 
+build/test/%_float: %.c $(TEST_HEADERS)
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
 

@@ -26,7 +26,7 @@ model="--model fox-pro-nano --set num_hidden_layers=1 --seq-len 64 --batch-token
 set -f
 check "a checkpoint" env -C $scratch "$root/train_fox" $model --out out/quickstart
 set +f
-mv $scratch/out/quickstart/step_00000001 $scratch/out/quickstart/step_00001024
+mv $scratch/out/quickstart/step_00000001 $scratch/out/quickstart/step_00000896
 cp $scratch/data/corpus_train_000000.bin $scratch/data/longcrawl64_train_000000.bin
 n=0
 while read -r command; do

@@ -146,7 +146,7 @@ for out in "--out other" --out=other; do
 done
 
 # a quick start leaves the folder of another one, or of a trainer, that is running
-mkdir -p "$scratch/out/quickstart/step_00001024"
+mkdir -p "$scratch/out/quickstart/step_00000896"
 touch "$scratch/data/corpus_train_000000.bin"
 running() { # LOCK MESSAGE
     exec 8>"$scratch/out/$1"

@@ -152,7 +152,7 @@ place() {
     fake $place/trainer 'case $* in *--help) exit ;; esac
 echo "$*" >>calls
 while [ $# -gt 1 ]; do
-    [ "$1" != --out ] || mkdir -p "$2/step_00001024"
+    [ "$1" != --out ] || mkdir -p "$2/step_00000896"
     shift
 done'
 }
@@ -224,7 +224,7 @@ END
     check "make quickstart again" make -C $place quickstart
     said "going on with the run in out/quickstart, which is not done"
     equals "quickstart quickstart_1 quickstart_2 quickstart_3 quickstart_4" "$(ls -d $place/out/*/ | xargs -n 1 basename | xargs)"
-    check "is done" test -d $place/out/quickstart/step_00001024 -a -d $place/out/quickstart/step_00000100
+    check "is done" test -d $place/out/quickstart/step_00000896 -a -d $place/out/quickstart/step_00000100
 
     place gpu_quickstart
     mv $place/trainer $place/train_foxcu
