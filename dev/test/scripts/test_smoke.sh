@@ -90,6 +90,8 @@ scripts/eval/maps.py         run python3 scripts/eval/maps.py --help
 scripts/eval/needle.py       run python3 scripts/eval/needle.py --help
 scripts/eval/needle_text.py  run python3 scripts/eval/needle_text.py --help
 scripts/eval/positions.py    run python3 scripts/eval/positions.py --help
+scripts/eval/rolled.py       run python3 scripts/eval/rolled.py --help
+scripts/eval/runs.py         in scripts/compare.py
 scripts/eval/results.py      run python3 scripts/eval/results.py --help
 scripts/eval/samples.py      in scripts/eval/needle.py
 scripts/eval/all.sh          in dev/test/tasks/test_all.sh
@@ -116,6 +118,7 @@ dev/reference/bench_fla.py      torch $python dev/reference/bench_fla.py --help
 dev/reference/bench_generate.py torch $python dev/reference/bench_generate.py --help
 dev/reference/compare_fla.py    torch $python dev/reference/compare_fla.py --help
 dev/reference/fox.py            torch $python dev/reference/fox.py --check
+dev/reference/stack.py      in dev/reference/make_fixtures.py
 dev/reference/recurrent.py      torch $python dev/reference/recurrent.py --check
 dev/reference/make_fixtures.py  torch $python dev/reference/make_fixtures.py none
 dev/reference/make_unicode.py   run python3 dev/reference/make_unicode.py
