@@ -166,8 +166,8 @@ all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all pr
 check: ## list what is installed of all that the programs use, and how to install the rest
 	@scripts/check.sh
 
-# Compilers and tests run on all cores, or JOBS at a time.
-PARALLEL = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(or $(JOBS),$(shell nproc)))
+# Compilers and tests run on all cores, or JOBS at a time: one more than there are cores, as some tests mostly wait.
+PARALLEL = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(or $(JOBS),$(shell expr $$(nproc) + 1)))
 
 quickstart: ## install packages, build, make a corpus, train, resume, sample
 	scripts/setup.sh build

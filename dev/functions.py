@@ -2,6 +2,7 @@
 Finds the functions of C and CUDA files, for structure.py, with a tokenizer that knows comments, strings, preprocessor
 lines and brackets, no types. Where the branches of an #if have unbalanced braces it reads the first.
 """
+import functools
 import re
 from collections import namedtuple
 
@@ -24,6 +25,7 @@ def strip_comments(text):
     return COMMENT_OR_STRING.sub(blank, text)
 
 
+@functools.lru_cache(maxsize=None)  # several rules read the same file
 def tokenize(code):
     """(token, line) pairs of a text without comments; strings are "", preprocessor lines are left out."""
     code = COMMENT_OR_STRING.sub(lambda m: '""' + "\n" * m.group().count("\n"), code)
