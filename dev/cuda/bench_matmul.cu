@@ -50,7 +50,7 @@ static std::vector<double> time_form(int form, const char* name, const Linear& l
     return ms;
 }
 
-// Prints the times of a layer's two GEMMs in FP8. Its outputs are overwritten.
+// Prints the times of a layer's GEMMs in FP8; that of weights with the transposed copies that it reads. Its outputs are overwritten.
 static void layer_fp8_gemms(bool residual, const char* name, Linear linear, const bf16* x, const bf16* dout,
                             bf16* dx, bf16* out) {
     const int64_t M = linear.rows, N = linear.N / 16 * 16, K = linear.K;
@@ -63,14 +63,17 @@ static void layer_fp8_gemms(bool residual, const char* name, Linear linear, cons
                   .w_scale = scales,
                   .x = quantize<FP8_E4M3>(x, M * K, K, false, scales + 1),
                   .dout = quantize<FP8_E5M2>(dout, M * N, N, false, scales + 2),
+                  .x_scratch = device_array<fp8>(M * K),
+                  .dout_scratch = device_array<fp8>(M * N),
                   .N = N};
-    for (int form : {residual ? FORWARD_ADD : FORWARD, BACKWARD_INPUT})
+    for (int form : {residual ? FORWARD_ADD : FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT})
         time_form(form, name, linear, out, dx, x, dout, "   FP8");
     for (const Fp8Tensor& t : {w, transposed, linear.fp8.x, linear.fp8.dout}) {
         CUDA_CHECK(cudaFree(t.data));
         CUDA_CHECK(cudaFree(t.amax));
     }
-    CUDA_CHECK(cudaFree(scales));
+    for (void* p : {(void*)linear.fp8.x_scratch, (void*)linear.fp8.dout_scratch, (void*)scales})
+        CUDA_CHECK(cudaFree(p));
 }
 
 // Prints the times of a layer's three GEMMs and adds them, multiplied by `times`, to total[2] in

@@ -174,3 +174,79 @@ static inline void fp8_convert(const Fp8Tensor* tensor, const bf16* x, int64_t r
     grid.blocks.x = min(grid.blocks.x, 1024u);
     CUDA_LAUNCH(fp8_convert_kernel<F>, grid.blocks, grid.threads, stream, *tensor, x, rows, columns, stride);
 }
+
+// ----------------------------------------------------------------------------
+// transposed copies, for GEMMs whose sums are over rows: cuBLASLt takes operands with contiguous k
+
+enum { FP8_TILE = 128 }; // rows and columns of a thread block of 256 threads
+
+// A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no bank conflicts
+// where it is read.
+struct Fp8Turned {
+    uint32_t words[FP8_TILE][FP8_TILE / 4];
+
+    // Columns 8 group to 8 group + 7 of a row
+    __device__ void put(int row, int group, uint2 bytes) {
+        words[row][(2 * group) ^ (row / 4)] = bytes.x;
+        words[row][(2 * group + 1) ^ (row / 4)] = bytes.y;
+    }
+    // Behind __syncthreads: writes the tile, which begins at row and column, to t [columns, rows]; rows is a multiple
+    // of 4. A lane has four rows, a warp all of them, of four columns at a time.
+    __device__ void store(fp8* t, int row, int column, int rows, int columns) const {
+        const int lane = (int)threadIdx.x % 32, r = 4 * lane;
+        for (int word = (int)threadIdx.x / 32; word < FP8_TILE / 4; word += 8) {
+            uint32_t in[4], out[4];
+            for (int j = 0; j < 4; j++) in[j] = words[r + j][word ^ lane];
+            const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140), // columns 0 and 1 of rows 0 and 1
+                low23 = __byte_perm(in[2], in[3], 0x5140), high01 = __byte_perm(in[0], in[1], 0x7362),
+                           high23 = __byte_perm(in[2], in[3], 0x7362);
+            out[0] = __byte_perm(low01, low23, 0x5410), out[1] = __byte_perm(low01, low23, 0x7632);
+            out[2] = __byte_perm(high01, high23, 0x5410), out[3] = __byte_perm(high01, high23, 0x7632);
+            for (int j = 0; j < 4; j++) {
+                const int c = column + 4 * word + j;
+                if (c < columns && row + r < rows) *(uint32_t*)(t + (int64_t)c * rows + row + r) = out[j];
+            }
+        }
+    }
+};
+
+// Eight elements as they are in memory, and in FP8
+__device__ static inline Raw8 fp8_load8(const bf16* p) { return load_raw8(p); }
+__device__ static inline uint2 fp8_load8(const fp8* p) { return *(const uint2*)p; }
+template <Fp8Format F> __device__ static inline uint2 fp8_bytes(const Raw8& raw, float scale) {
+    uint32_t amax = 0;
+    return fp8_pack8<F>(raw, scale, amax);
+}
+template <Fp8Format F> __device__ static inline uint2 fp8_bytes(const uint2& raw, float) { return raw; }
+
+template <Fp8Format F, class T>
+__global__ static void __launch_bounds__(256)
+    fp8_transpose_kernel(fp8* t, const T* x, int64_t stride, int rows, int columns, const Fp8Scale* scale) {
+    __shared__ Fp8Turned turned;
+    const int across = ceil_div<int>(columns, FP8_TILE), tile = (int)block_from_end();
+    const int row = tile / across * FP8_TILE, column = tile % across * FP8_TILE;
+    const int group = (int)threadIdx.x % 16, first = (int)threadIdx.x / 16, c = column + 8 * group;
+    const float by = scale->scale;
+    decltype(fp8_load8(x)) raw[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int r = row + first + 16 * i;
+        raw[i] = {};
+        if (c < columns && r < rows) raw[i] = fp8_load8(x + r * stride + c);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) turned.put(first + 16 * i, group, fp8_bytes<F>(raw[i], by));
+    __syncthreads();
+    turned.store(t, row, column, rows, columns);
+}
+
+// t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or in FP8. columns and stride are multiples of 8, rows of
+// 4. amax is not found: the kernel that wrote x has done so.
+template <Fp8Format F, class T>
+static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t rows, int64_t columns,
+                                 const Fp8Scale* scale, cudaStream_t stream) {
+    const int64_t tiles = ceil_div<int64_t>(rows, FP8_TILE) * ceil_div<int64_t>(columns, FP8_TILE);
+    assert(rows % 4 == 0 && columns % 8 == 0 && stride % 8 == 0 && rows < INT32_MAX / 2 && tiles < INT32_MAX);
+    auto kernel = fp8_transpose_kernel<F, T>;
+    CUDA_LAUNCH(kernel, tiles, 256, stream, t, x, stride, (int)rows, (int)columns, scale);
+}

@@ -27,10 +27,12 @@ typedef struct {
     int64_t weight_at[FP8_LINEARS]; // where a linear layer's copies begin in those of its block
     fp8* weights;                   // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]
     Fp8Scale* scales;               // [layers, FP8_BLOCK_TENSORS], at fp8_index
-    uint32_t* lanes;   // the same, amax in FP8_LANES: of inputs and gradients of this step so far
-    uint32_t* amax;    // [layers, FP8_LINEARS, FP8_DELAYED] of this step
-    uint16_t* history; // the same, [FP8_HISTORY], as fp8_history_text
-    fp8 *inputs, *residuals, *gradients; // buffers of a pass: Fp8Rows
+    uint32_t* lanes;         // the same, amax in FP8_LANES: of inputs and gradients of this step so far
+    uint32_t* amax;          // [layers, FP8_LINEARS, FP8_DELAYED] of this step
+    uint16_t* history;       // the same, [FP8_HISTORY], as fp8_history_text
+    fp8 *inputs, *residuals; // buffers of a pass: Fp8Rows
+    fp8 *proj_gradients, *mlp_gradients; // the same
+    fp8 *x_scratch, *dout_scratch;       // the same, of the stream of weight gradients
     bool scaled;                         // has scales of inputs and gradients
     bool training;                       // the pass in progress is one of training; others are in bf16
 } Fp8State;
@@ -70,14 +72,18 @@ static inline void fp8_allocate(Fp8State* s, int64_t rows) {
     const Fp8Rows of = fp8_rows(s->shapes);
     s->inputs = (fp8*)device_bytes((size_t)(rows * of.input));
     s->residuals = (fp8*)device_bytes((size_t)(rows * of.residual));
-    s->gradients = (fp8*)device_bytes((size_t)(rows * of.gradient));
+    s->proj_gradients = (fp8*)device_bytes((size_t)(rows * of.proj_gradient));
+    s->mlp_gradients = (fp8*)device_bytes((size_t)(rows * of.mlp_gradient));
+    s->x_scratch = (fp8*)device_bytes((size_t)(rows * of.x_scratch));
+    s->dout_scratch = (fp8*)device_bytes((size_t)(rows * of.dout_scratch));
 }
 
 // s may be NULL.
 static inline void fp8_close(Fp8State* s) {
     if (!s) return;
-    void* const buffers[] = {s->weights, s->scales, s->lanes,     s->amax,
-                             s->history, s->inputs, s->residuals, s->gradients};
+    void* const buffers[] = {s->weights,       s->scales,    s->lanes,       s->amax,
+                             s->history,       s->inputs,    s->residuals,   s->proj_gradients,
+                             s->mlp_gradients, s->x_scratch, s->dout_scratch};
     for (void* buffer : buffers) device_free(buffer);
     free(s);
 }
@@ -99,12 +105,14 @@ static inline fp8* fp8_weights_of(const Fp8State* s, int64_t layer, int linear) 
 }
 
 // A linear layer whose output has `columns` columns with those in bf16. One buffer serves all inputs, as each
-// is read by the next GEMM; that of the residual stream's gradient must outlast the recomputation of a block.
+// is read by the next GEMM. Gradients are read until their weights' gradient is there: that of the residual
+// stream is overwritten by norms behind weight_stream_join, and the projection's while the MLP's is computed.
 static inline Fp8Linear fp8_linear(const Fp8State* s, int64_t layer, int linear, int64_t columns) {
     const Fp8Shape* shape = &s->shapes[linear];
-    const bool residual = linear == FP8_O_PROJ || linear == FP8_DOWN_PROJ;
     const fp8* w = fp8_weights_of(s, layer, linear);
-    fp8* gradients = residual ? s->residuals : s->gradients;
+    fp8* gradients = linear == FP8_IN_PROJ     ? s->proj_gradients
+                     : linear == FP8_GATE_PROJ ? s->mlp_gradients
+                                               : s->residuals;
     return {.w = w,
             .w_transposed = w + shape->N * shape->K,
             .w_scale = fp8_scale_of(s, layer, linear, FP8_WEIGHT),
@@ -117,13 +125,13 @@ static inline Fp8Linear fp8_linear(const Fp8State* s, int64_t layer, int linear,
                      .stride = shape->N,
                      .scale = fp8_scale_of(s, layer, linear, FP8_GRADIENT),
                      .amax = fp8_lanes_of(s, layer, linear, FP8_GRADIENT)},
+            .x_scratch = s->x_scratch,
+            .dout_scratch = s->dout_scratch,
             .N = shape->N};
 }
 
 // ----------------------------------------------------------------------------
 // weights
-
-enum { FP8_TILE = 128 }; // rows and columns of a thread block
 
 // A matrix of weights: w [rows, columns] in bf16 becomes q, and t transposed.
 struct Fp8Matrix {
@@ -178,7 +186,7 @@ __global__ static void __launch_bounds__(256)
 
 __global__ static void __launch_bounds__(256)
     fp8_weights_kernel(const __grid_constant__ Fp8Matrices matrices) {
-    __shared__ uint32_t bytes[FP8_TILE][FP8_TILE / 4]; // word w of row r is at w ^ (r / 4): no bank conflicts
+    __shared__ Fp8Turned turned;
     const Fp8Tile tile(matrices);
     const Fp8Matrix& m = tile.m;
     const int group = (int)threadIdx.x % 16, first = (int)threadIdx.x / 16;
@@ -193,26 +201,10 @@ __global__ static void __launch_bounds__(256)
         const uint2 q = fp8_pack8<FP8_E4M3>(raw[i], scale.scale, amax);
         if (tile.row + r < m.rows && c < m.columns)
             *(uint2*)(m.q + (int64_t)(tile.row + r) * m.columns + c) = q;
-        bytes[r][(2 * group) ^ (r / 4)] = q.x;
-        bytes[r][(2 * group + 1) ^ (r / 4)] = q.y;
+        turned.put(r, group, q);
     }
     __syncthreads();
-    // A lane has four rows, a warp all of them, of four columns at a time.
-    const int lane = (int)threadIdx.x % 32, r = 4 * lane;
-    for (int word = (int)threadIdx.x / 32; word < FP8_TILE / 4; word += 8) {
-        uint32_t rows[4], out[4];
-        for (int j = 0; j < 4; j++) rows[j] = bytes[r + j][word ^ lane];
-        const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140), // columns 0 and 1 of rows 0 and 1
-            low23 = __byte_perm(rows[2], rows[3], 0x5140), high01 = __byte_perm(rows[0], rows[1], 0x7362),
-                       high23 = __byte_perm(rows[2], rows[3], 0x7362);
-        out[0] = __byte_perm(low01, low23, 0x5410), out[1] = __byte_perm(low01, low23, 0x7632);
-        out[2] = __byte_perm(high01, high23, 0x5410), out[3] = __byte_perm(high01, high23, 0x7632);
-        for (int j = 0; j < 4; j++) {
-            const int c = tile.column + 4 * word + j;
-            if (c < m.columns && tile.row + r < m.rows)
-                *(uint32_t*)(m.t + (int64_t)c * m.rows + tile.row + r) = out[j];
-        }
-    }
+    turned.store(m.t, tile.row, tile.column, m.rows, m.columns);
 }
 
 // Both copies of a layer's weights, and their scales. w: of each linear layer.

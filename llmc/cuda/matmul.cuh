@@ -1,10 +1,11 @@
 /*
 Linear layers without bias: three GEMMs of cuBLASLt, bf16 operands with fp32 accumulation.
 
-With --fp8 the first two of them have FP8 operands (fp8.cuh), in all columns of out and dout or in the first
-fp8.N. cuBLASLt multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes
-both operands with contiguous k, so that the second GEMM reads a transposed copy of w. Products are added with
-fast accumulation, to 14 bits or so: far below the rounding of the operands, to 3 or 4 bits.
+With --fp8 they have FP8 operands (fp8.cuh), in all columns of out and dout or in the first fp8.N. cuBLASLt
+multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes both operands with
+contiguous k, so that the second GEMM reads a transposed copy of w, and the third ones of x and dout. Products of
+the first two are added with fast accumulation, to 14 bits or so: far below the rounding of the operands, to 3 or 4
+bits. Sums over all tokens are not: they would lose what many small products add up to.
 
     forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
     backward, input  dx[rows,K]  = dout[rows,N] w[N,K]
@@ -201,7 +202,8 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
     const cudaDataType_t b_type = s->b_format == FP8_E5M2 ? CUDA_R_8F_E5M2 : a_type;
     matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSA, ops[s->transpose_a]);
     matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSB, ops[s->transpose_b]);
-    if (s->b_format != FP8_NONE) matmul_set(&p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    const bool fast = s->b_format != FP8_NONE && s->d_type != CUDA_R_32F;
+    if (fast) matmul_set(&p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     matmul_set_scales(&p, x);
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, a_type, ta ? k : m, ta ? m : k, s->lda));
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, b_type, tb ? n : k, tb ? k : n, s->ldb));
@@ -254,7 +256,8 @@ typedef struct {
     const fp8 *w, *w_transposed; // [N, K] and [K, N], contiguous; E4M3
     const Fp8Scale* w_scale;     // on the device
     Fp8Tensor x, dout;           // [rows, K] in E4M3, [rows, N] in E5M2: written by what computes x and dout
-    int64_t N;                   // of w's rows; the others are in bf16 alone
+    fp8 *x_scratch, *dout_scratch; // [K, rows] and [N, rows]: transposed for the weights' gradient
+    int64_t N;                     // of w's rows; the others are in bf16 alone
 } Fp8Linear;
 
 typedef struct {
@@ -380,17 +383,49 @@ static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linea
     linear_backward_fp8(dx, dout, left < l->N, l, mm);
 }
 
+// The same of the columns of dout in FP8: returns their number, 0 where FP8 is not to be computed yet. x is in bf16.
+static inline int64_t linear_backward_weight_fp8(const bf16* x, const Linear* l, Matmul* mm) {
+    const Fp8Linear* f = &l->fp8;
+    if (!f->dout.data) return 0;
+    {
+        Range range("transposed, FP8", RANGE_BACKWARD, mm->stream);
+        fp8_transpose<FP8_E4M3>(f->x_scratch, x, l->x_stride, l->rows, l->K, f->x.scale, mm->stream);
+        fp8_transpose<FP8_E5M2>(f->dout_scratch, f->dout.data, f->dout.stride, l->rows, f->N, f->dout.scale,
+                                mm->stream);
+    }
+    MatmulShape shape = {.m = l->K,
+                         .n = f->N,
+                         .k = l->rows,
+                         .transpose_a = true,
+                         .lda = l->rows,
+                         .ldb = l->rows,
+                         .ldd = l->K,
+                         .d_type = CUDA_R_32F,
+                         .b_format = FP8_E5M2};
+    linear_gemm(RANGE_BACKWARD, l, shape,
+                {.a = f->x_scratch,
+                 .b = f->dout_scratch,
+                 .residual = l->dw,
+                 .d = l->dw,
+                 .a_inverse = &f->x.scale->inverse,
+                 .b_inverse = &f->dout.scale->inverse},
+                mm);
+    return f->N;
+}
+
 // l->dw [N, K] += dout^T x
 static inline void linear_backward_weight(const bf16* dout, const bf16* x, const Linear* l, Matmul* mm) {
+    const int64_t done = linear_backward_weight_fp8(x, l, mm); // columns of dout, in FP8
     MatmulShape shape = {.m = l->K,
-                         .n = l->N,
+                         .n = l->N - done,
                          .k = l->rows,
                          .transpose_b = true,
                          .lda = l->x_stride,
                          .ldb = l->out_stride,
                          .ldd = l->K,
                          .d_type = CUDA_R_32F};
-    linear_gemm(RANGE_BACKWARD, l, shape, {x, dout, l->dw, l->dw}, mm);
+    float* dw = l->dw + done * l->K;
+    if (done < l->N) linear_gemm(RANGE_BACKWARD, l, shape, {x, dout + done, dw, dw}, mm);
 }
 
 // Both gradients.

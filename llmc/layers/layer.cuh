@@ -109,7 +109,7 @@ static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind,
     while (s && linear < FP8_LINEARS && s->shapes[linear].kind != kind) linear++;
     if (!s || linear == FP8_LINEARS) return Fp8Linear{};
     Fp8Linear found = fp8_linear(s, l, linear, columns);
-    if (!layer->recompute_outputs) found.x.alone = false; // kept for the weight gradient, which is in bf16
+    if (!layer->recompute_outputs) found.x.alone = false; // kept: the weight gradient's copy is made of it
     return found;
 }
 

@@ -10,8 +10,8 @@ Four linear layers of each block, with weights w [N, K]:
     FP8_GATE_PROJ    the MLP's first matrix, and
     FP8_DOWN_PROJ    its second one
 
-Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. Weight
-gradients, embedding, lm_head and attention are in bf16.
+Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. All three GEMMs of a
+layer read them. Embedding, lm_head and attention are in bf16.
 */
 #pragma once
 
@@ -70,15 +70,22 @@ static inline int64_t fp8_weight_bytes(const Config* c, const ParamTable* table)
     return c->num_hidden_layers * fp8_block_bytes(shapes);
 }
 
-// A pass needs three buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual
-// stream, and of other gradients. These are their elements a row.
+// A pass needs six buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream, of
+// the fused projection's and of the MLP's; and transposed, for one weight gradient at a time, an input and a gradient.
+// These are their elements a row.
 typedef struct {
-    int64_t input, residual, gradient;
+    int64_t input, residual, proj_gradient, mlp_gradient, x_scratch, dout_scratch;
 } Fp8Rows;
 
 static inline Fp8Rows fp8_rows(const Fp8Shape shapes[FP8_LINEARS]) {
-    const Fp8Shape *in = &shapes[FP8_IN_PROJ], *gate = &shapes[FP8_GATE_PROJ], *down = &shapes[FP8_DOWN_PROJ];
-    Fp8Rows rows = {down->K > in->K ? down->K : in->K, in->K, gate->N > in->N ? gate->N : in->N};
+    const int64_t d = shapes[FP8_IN_PROJ].K, I = shapes[FP8_DOWN_PROJ].K, in = shapes[FP8_IN_PROJ].N,
+                  gate = shapes[FP8_GATE_PROJ].N, input = I > d ? I : d;
+    const Fp8Rows rows = {.input = input,
+                          .residual = d,
+                          .proj_gradient = in,
+                          .mlp_gradient = gate,
+                          .x_scratch = input,
+                          .dout_scratch = gate > in ? gate : in};
     return rows;
 }
 
@@ -87,7 +94,8 @@ static inline int64_t fp8_pass_bytes(const Config* c, const ParamTable* table, i
     Fp8Shape shapes[FP8_LINEARS];
     fp8_shapes(shapes, c, table);
     const Fp8Rows of = fp8_rows(shapes);
-    return rows * (of.input + of.residual + of.gradient);
+    return rows *
+           (of.input + of.residual + of.proj_gradient + of.mlp_gradient + of.x_scratch + of.dout_scratch);
 }
 
 // ----------------------------------------------------------------------------

@@ -15,6 +15,9 @@ weights' copies; GEMMs against the products of their operands in double; scales 
 // Beside rounding to bf16, of which a GEMM with a residual in its own output has two: tensor cores keep 14 bits
 // of an FP8 GEMM's sums, of up to 224 additions of 32 products.
 static const double GEMM_LIMIT = 1e-2;
+// Gradients of weights, in fp32: tensor cores cut the 32 products of an addition to 13 bits of the largest, of which
+// one is up to 16 times as large as usual. A weight GEMM adds them to a sum in fp32 at every 128 products: 16 / 2^13.
+static const double WEIGHT_LIMIT = 2e-3;
 
 struct NormScratch : Buffer<float> {
     NormScratch() : Buffer<float>(norm_partial_bytes() / sizeof(float)) {}
@@ -107,6 +110,29 @@ static void test_conversion() {
         e4m3.check("E4M3", all);
         e5m2.check("E5M2", all);
     }
+}
+
+// Transposed copies of a part of the columns, from bf16 and from FP8, are those of the rows.
+static void test_transpose(int64_t rows, int64_t columns, int64_t stride) {
+    snprintf(test_case, sizeof test_case, "transpose %lld x %lld of %lld", (long long)rows,
+             (long long)columns, (long long)stride);
+    vector<bf16> x = draw<bf16>(rows * stride, 1);
+    x[rows / 2 * stride + columns / 2] = bf16_of(0x7fc0); // NaN, with its seven neighbours
+    const Buffer<bf16> d_x(x);
+    Written by_rows(FP8_E5M2, rows, columns, stride, 16);
+    Buffer<uint8_t> turned((size_t)(rows * columns)), again((size_t)(rows * columns));
+    fp8_convert<FP8_E5M2>(&by_rows.tensor, d_x, rows, columns, stride, 0);
+    fp8_transpose<FP8_E5M2>(turned.p, d_x.p, stride, rows, columns, by_rows.scale.p, 0);
+    fp8_transpose<FP8_E5M2>(again.p, by_rows.bytes.p, stride, rows, columns, by_rows.scale.p, 0);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const vector<uint8_t> want = by_rows.bytes.host(), got = turned.host(), got_again = again.host();
+    int64_t wrong = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            wrong +=
+                got[c * rows + r] != want[r * stride + c] || got_again[c * rows + r] != want[r * stride + c];
+    CHECK(wrong == 0, "%s: %lld of %lld bytes are wrong", test_case, (long long)wrong,
+          (long long)(rows * columns));
 }
 
 static void test_scale() {
@@ -439,7 +465,7 @@ static vector<double> decoded(const vector<uint8_t>& codes, Fp8Format format, do
     return x;
 }
 
-// N columns, of which the first N8 are in FP8: out = x w^T + residual, dx = dout w.
+// N columns, of which the first N8 are in FP8: out = x w^T + residual, dx = dout w, dw += dout^T x.
 static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     snprintf(test_case, sizeof test_case, "FP8 GEMM %lld x %lld (%lld) x %lld", (long long)M, (long long)N,
              (long long)N8, (long long)K);
@@ -450,10 +476,13 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     for (int64_t i = 0; i < N8 * K; i++) w8_transposed[i % K * N8 + i / K] = w8[i];
     const vector<bf16> x = draw<bf16>(M * K, 1), w = draw<bf16>(N * K, 0.02), g = draw<bf16>(M * N, 0.002),
                        residual = draw<bf16>(M * N, 0.5);
+    const vector<float> dw = draw<float>(N * K, 0.01);
     const vector<double> fx8 = decoded(x8, FP8_E4M3, x_scale), fw8 = decoded(w8, FP8_E4M3, w_scale),
                          fg8 = decoded(g8, FP8_E5M2, g_scale), fx = doubles(x), fw = doubles(w),
                          fg = doubles(g);
-    vector<double> want(M * N), want_residual(M * N), want_dx(M * K);
+    vector<double> want(M * N), want_residual(M * N), want_dx(M * K), want_dw = doubles(dw), fx_turned(M * K);
+    for (int64_t i = 0; i < M * K; i++) // x is converted where it is transposed
+        fx_turned[i] = x_scale * fp8_value(fp8_nearest(fx[i] / x_scale, 3), 3);
 #pragma omp parallel for
     for (int64_t m = 0; m < M; m++) {
         for (int64_t n = 0; n < N; n++) {
@@ -468,6 +497,14 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
                 want_dx[m * K + k] +=
                     n < N8 ? fg8[m * N8 + n] * fw8[n * K + k] : fg[m * N + n] * fw[n * K + k];
     }
+#pragma omp parallel for
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t k = 0; k < K; k++)
+                want_dw[n * K + k] +=
+                    n < N8 ? fg8[m * N8 + n] * fx_turned[m * K + k] : fg[m * N + n] * fx[m * K + k];
+    Buffer<uint8_t> x_scratch(M * K), dout_scratch(M * N8);
+    Buffer<float> d_dw(dw), dw_again(dw);
     Buffer<uint8_t> d_x8(x8), d_w8(w8), d_w8_transposed(w8_transposed), d_g8(g8);
     Buffer<Fp8Scale> scales(vector<Fp8Scale>{{(float)w_scale, (float)(1 / w_scale)},
                                              {(float)x_scale, (float)(1 / x_scale)},
@@ -475,12 +512,14 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     Buffer<bf16> d_x(x), d_w(w), d_g(g), d_residual(residual), out(M * N), out_again(M * N), dx(M * K),
         dx_again(M * K);
     const Fp8Scale* scale = scales;
-    Linear l = {.w = d_w, .dw = NULL, .rows = M, .N = N, .K = K, .out_stride = N, .x_stride = K};
+    Linear l = {.w = d_w, .dw = d_dw, .rows = M, .N = N, .K = K, .out_stride = N, .x_stride = K};
     l.fp8 = {.w = d_w8,
              .w_transposed = d_w8_transposed,
              .w_scale = scale,
              .x = {.data = d_x8, .stride = K, .scale = scale + 1},
              .dout = {.data = d_g8, .stride = N8, .scale = scale + 2},
+             .x_scratch = x_scratch,
+             .dout_scratch = dout_scratch,
              .N = N8};
     linear_forward(out.p, d_x, NULL, &l, mm);
     double error = noted("FP8 forward", relative_error(out.host(), want), GEMM_LIMIT);
@@ -506,6 +545,12 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     CHECK(error < GEMM_LIMIT, "%s: backward: %g", test_case, error);
     linear_backward_input(dx_again, d_g, &l, mm);
     check_same_bits("dx of a second run", dx, dx_again);
+    linear_backward_weight(d_g, d_x, &l, mm);
+    error = noted("FP8 weight gradient", relative_error(d_dw.host(), want_dw), WEIGHT_LIMIT);
+    CHECK(error < WEIGHT_LIMIT, "%s: gradient of weights: %g", test_case, error);
+    l.dw = dw_again;
+    linear_backward_weight(d_g, d_x, &l, mm);
+    check_same_bits("dw of a second run", d_dw, dw_again);
 }
 
 // Without data in FP8, amax is found, and the GEMM is in bf16.
@@ -537,6 +582,9 @@ int main(int argc, char** argv) {
                            device_attribute(cudaDevAttrComputeCapabilityMinor);
     if (capability >= 89) {
         test_conversion();
+        test_transpose(16, 16, 24);
+        test_transpose(144, 208, 208);
+        if (!quick) test_transpose(1008, 1536, 6272);
         for (float scale : SCALES) {
             test_rmsnorm(5, 72, scale);
             test_swiglu(3, 40, scale);
