@@ -322,12 +322,34 @@ static void mlp_activations(Activations* rows, const Config* config, int64_t BT,
 
 #undef MLP_ACTS
 
+// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows and
+// transposed where that is.
+static bool mlp_place_fp8(const MlpActs* a, Linear* gate_proj, Linear* down_proj) {
+    if (!down_proj->fp8.x.data) return false;
+    down_proj->fp8.x.turned = (fp8*)a->act;
+    gate_proj->fp8.dout.data = (fp8*)a->dgate_up;
+    gate_proj->fp8.dout.turned = (fp8*)a->dgate_up + gate_proj->rows * gate_proj->N;
+    return true;
+}
+
+// act, whose transposed copy one of the passes writes: the forward pass where all layers keep it.
+static Fp8Tensor mlp_act8(const Layer* layer, const Linear* down_proj, bool forward) {
+    Fp8Tensor act8 = down_proj->fp8.x;
+    if (forward == layer->recompute_outputs) act8.turned = NULL;
+    return act8;
+}
+
 static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     MlpActs a;
     Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    const bool in_fp8 = mlp_place_fp8(&a, &gate_proj, &down_proj);
     linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
-    swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, down_proj.fp8.x, layer->stream);
+    if (in_fp8)
+        swiglu_forward_fp8(mlp_act8(layer, &down_proj, true), a.gate_up, down_proj.rows, down_proj.K,
+                           layer->stream);
+    else
+        swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
     linear_forward(out, a.act, residual, &down_proj, layer->matmul);
 }
 
@@ -335,9 +357,14 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     MlpActs a;
     Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    const bool in_fp8 = mlp_place_fp8(&a, &gate_proj, &down_proj);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
-    swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up, down_proj.rows,
-                    down_proj.K, gate_proj.fp8.dout, layer->stream);
+    if (in_fp8)
+        swiglu_backward_fp8(gate_proj.fp8.dout, mlp_act8(layer, &down_proj, false), a.dact, a.gate_up,
+                            down_proj.rows, down_proj.K, layer->stream);
+    else
+        swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up,
+                        down_proj.rows, down_proj.K, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
     linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
     return {gate_proj, a.dgate_up};

@@ -230,17 +230,25 @@ static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool n
 static void bench_swiglu(int64_t rows, int64_t I) {
     Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
     bench("swiglu_forward", 6 * (double)(rows * I),
-          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
+          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
     bench("swiglu_backward", 10 * (double)(rows * I),
-          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
+          [&](int s) { swiglu_backward(dgate_up[s], NULL, act[s], gate_up[s], rows, I, 0); });
     bench("swiglu_backward, act", 12 * (double)(rows * I),
-          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, Fp8Tensor(), 0); });
-    Written act8(rows * I, I, true), dgate_up8(2 * rows * I, 2 * I, false);
-    bench("swiglu_forward, FP8 alone", 5 * (double)(rows * I),
-          [&](int s) { swiglu_forward(NULL, gate_up[s], rows, I, act8.tensor, 0); });
-    bench("swiglu_backward, act, FP8 too", 14 * (double)(rows * I), [&](int s) {
-        swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, dgate_up8.tensor, 0);
-    });
+          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
+    Written act8(rows * I, I, true), dgate_up8(2 * rows * I, 2 * I, true);
+    Fp8Tensor act_kept = act8.tensor, dgate_up_kept = dgate_up8.tensor;
+    act_kept.turned = device_array<fp8>(rows * I);
+    dgate_up_kept.turned = device_array<fp8>(2 * rows * I);
+    bench("swiglu_forward, FP8", 5 * (double)(rows * I),
+          [&](int s) { swiglu_forward_fp8(act8.tensor, gate_up[s], rows, I, 0); });
+    bench("swiglu_forward, FP8, turned", 6 * (double)(rows * I),
+          [&](int s) { swiglu_forward_fp8(act_kept, gate_up[s], rows, I, 0); });
+    bench("swiglu_backward, FP8, turned", 10 * (double)(rows * I),
+          [&](int s) { swiglu_backward_fp8(dgate_up_kept, act8.tensor, act[s], gate_up[s], rows, I, 0); });
+    bench("swiglu_backward, act, FP8, turned", 11 * (double)(rows * I),
+          [&](int s) { swiglu_backward_fp8(dgate_up_kept, act_kept, act[s], gate_up[s], rows, I, 0); });
+    CUDA_CHECK(cudaFree(act_kept.turned));
+    CUDA_CHECK(cudaFree(dgate_up_kept.turned));
 }
 
 // Both copies of a layer's weights: bf16 is read twice.

@@ -43,6 +43,7 @@ typedef struct {
     const Fp8Scale* scale; // on the device
     uint32_t* amax;        // [FP8_LANES * FP8_LANE_STRIDE] of the step so far
     bool alone;            // nothing reads it in bf16, which need not be written
+    fp8* turned;           // [columns, rows], transposed for a weight gradient; NULL: not written
 } Fp8Tensor;
 
 // The tensor from row `first` on.
@@ -115,9 +116,10 @@ template <Fp8Format F> struct Fp8Writer {
     __device__ explicit Fp8Writer(const Fp8Tensor& tensor)
         : to(tensor), scale(tensor.scale->scale), amax(0) {}
     __device__ bool alone() const { return to.alone; }
-    __device__ void store(int64_t at, const Raw8& raw) {
+    __device__ uint2 store(int64_t at, const Raw8& raw) { // returns what it has written
         const uint2 bytes = fp8_pack8<F>(raw, scale, amax);
         __stcs((uint2*)(to.data + at), bytes);
+        return bytes;
     }
     __device__ void finish() const { fp8_add_amax(to.amax, amax); }
 };
@@ -178,22 +180,44 @@ static inline void fp8_convert(const Fp8Tensor* tensor, const bf16* x, int64_t r
 // ----------------------------------------------------------------------------
 // transposed copies, for GEMMs whose sums are over rows: cuBLASLt takes operands with contiguous k
 
-enum { FP8_TILE = 128 }; // rows and columns of a thread block of 256 threads
+// rows and columns of a thread block of 256 threads, of which 16 have a row
+enum { FP8_TILE = 128, FP8_TILE_STEP = 256 / 16, FP8_TILE_ROWS = FP8_TILE / FP8_TILE_STEP };
+
+// The thread block's tile of a tensor: where it begins, and the thread's eight columns, from `column` on, of rows
+// row + FP8_TILE_STEP i.
+struct Fp8Tile {
+    int first_row, first_column, group, row, column;
+
+    __device__ explicit Fp8Tile(int columns, int tile = (int)block_from_end()) {
+        const int across = ceil_div<int>(columns, FP8_TILE);
+        first_row = tile / across * FP8_TILE, first_column = tile % across * FP8_TILE;
+        group = (int)threadIdx.x % 16;
+        row = first_row + (int)threadIdx.x / 16, column = first_column + 8 * group;
+    }
+};
+
+// The number of thread blocks
+static inline int64_t fp8_tiles(int64_t rows, int64_t columns) {
+    const int64_t tiles = ceil_div<int64_t>(rows, FP8_TILE) * ceil_div<int64_t>(columns, FP8_TILE);
+    assert(rows % 4 == 0 && columns % 8 == 0 && rows < INT32_MAX / 2 && tiles < INT32_MAX);
+    return tiles;
+}
 
 // A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no bank conflicts
 // where it is read.
 struct Fp8Turned {
     uint32_t words[FP8_TILE][FP8_TILE / 4];
 
-    // Columns 8 group to 8 group + 7 of a row
-    __device__ void put(int row, int group, uint2 bytes) {
-        words[row][(2 * group) ^ (row / 4)] = bytes.x;
-        words[row][(2 * group + 1) ^ (row / 4)] = bytes.y;
+    // The thread's eight columns of its i-th row
+    __device__ void put(const Fp8Tile& tile, int i, uint2 bytes) {
+        const int row = tile.row - tile.first_row + FP8_TILE_STEP * i;
+        words[row][(2 * tile.group) ^ (row / 4)] = bytes.x;
+        words[row][(2 * tile.group + 1) ^ (row / 4)] = bytes.y;
     }
-    // Behind __syncthreads: writes the tile, which begins at row and column, to t [columns, rows]; rows is a multiple
-    // of 4. A lane has four rows, a warp all of them, of four columns at a time.
-    __device__ void store(fp8* t, int row, int column, int rows, int columns) const {
-        const int lane = (int)threadIdx.x % 32, r = 4 * lane;
+    // Behind __syncthreads: writes the tile to t [columns, rows]; rows is a multiple of 4. A lane has four rows, a warp
+    // all of them, of four columns at a time.
+    __device__ void store(fp8* t, const Fp8Tile& tile, int rows, int columns) const {
+        const int lane = (int)threadIdx.x % 32, r = 4 * lane, row = tile.first_row + r;
         for (int word = (int)threadIdx.x / 32; word < FP8_TILE / 4; word += 8) {
             uint32_t in[4], out[4];
             for (int j = 0; j < 4; j++) in[j] = words[r + j][word ^ lane];
@@ -203,8 +227,8 @@ struct Fp8Turned {
             out[0] = __byte_perm(low01, low23, 0x5410), out[1] = __byte_perm(low01, low23, 0x7632);
             out[2] = __byte_perm(high01, high23, 0x5410), out[3] = __byte_perm(high01, high23, 0x7632);
             for (int j = 0; j < 4; j++) {
-                const int c = column + 4 * word + j;
-                if (c < columns && row + r < rows) *(uint32_t*)(t + (int64_t)c * rows + row + r) = out[j];
+                const int c = tile.first_column + 4 * word + j;
+                if (c < columns && row < rows) *(uint32_t*)(t + (int64_t)c * rows + row) = out[j];
             }
         }
     }
@@ -223,21 +247,19 @@ template <Fp8Format F, class T>
 __global__ static void __launch_bounds__(256)
     fp8_transpose_kernel(fp8* t, const T* x, int64_t stride, int rows, int columns, const Fp8Scale* scale) {
     __shared__ Fp8Turned turned;
-    const int across = ceil_div<int>(columns, FP8_TILE), tile = (int)block_from_end();
-    const int row = tile / across * FP8_TILE, column = tile % across * FP8_TILE;
-    const int group = (int)threadIdx.x % 16, first = (int)threadIdx.x / 16, c = column + 8 * group;
+    const Fp8Tile tile(columns);
     const float by = scale->scale;
-    decltype(fp8_load8(x)) raw[8];
+    decltype(fp8_load8(x)) raw[FP8_TILE_ROWS];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int r = row + first + 16 * i;
+    for (int i = 0; i < FP8_TILE_ROWS; i++) {
+        const int row = tile.row + FP8_TILE_STEP * i;
         raw[i] = {};
-        if (c < columns && r < rows) raw[i] = fp8_load8(x + r * stride + c);
+        if (tile.column < columns && row < rows) raw[i] = fp8_load8(x + row * stride + tile.column);
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) turned.put(first + 16 * i, group, fp8_bytes<F>(raw[i], by));
+    for (int i = 0; i < FP8_TILE_ROWS; i++) turned.put(tile, i, fp8_bytes<F>(raw[i], by));
     __syncthreads();
-    turned.store(t, row, column, rows, columns);
+    turned.store(t, tile, rows, columns);
 }
 
 // t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or in FP8. columns and stride are multiples of 8, rows of
@@ -245,8 +267,7 @@ __global__ static void __launch_bounds__(256)
 template <Fp8Format F, class T>
 static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t rows, int64_t columns,
                                  const Fp8Scale* scale, cudaStream_t stream) {
-    const int64_t tiles = ceil_div<int64_t>(rows, FP8_TILE) * ceil_div<int64_t>(columns, FP8_TILE);
-    assert(rows % 4 == 0 && columns % 8 == 0 && stride % 8 == 0 && rows < INT32_MAX / 2 && tiles < INT32_MAX);
+    assert(stride % 8 == 0);
     auto kernel = fp8_transpose_kernel<F, T>;
-    CUDA_LAUNCH(kernel, tiles, 256, stream, t, x, stride, (int)rows, (int)columns, scale);
+    CUDA_LAUNCH(kernel, fp8_tiles(rows, columns), 256, stream, t, x, stride, (int)rows, (int)columns, scale);
 }

@@ -27,14 +27,13 @@ typedef struct {
     int64_t weight_at[FP8_LINEARS]; // where a linear layer's copies begin in those of its block
     fp8* weights;                   // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]
     Fp8Scale* scales;               // [layers, FP8_BLOCK_TENSORS], at fp8_index
-    uint32_t* lanes;         // the same, amax in FP8_LANES: of inputs and gradients of this step so far
-    uint32_t* amax;          // [layers, FP8_LINEARS, FP8_DELAYED] of this step
-    uint16_t* history;       // the same, [FP8_HISTORY], as fp8_history_text
-    fp8 *inputs, *residuals; // buffers of a pass: Fp8Rows
-    fp8 *proj_gradients, *mlp_gradients; // the same
-    fp8 *x_scratch, *dout_scratch;       // the same, of the stream of weight gradients
-    bool scaled;                         // has scales of inputs and gradients
-    bool training;                       // the pass in progress is one of training; others are in bf16
+    uint32_t* lanes;   // the same, amax in FP8_LANES: of inputs and gradients of this step so far
+    uint32_t* amax;    // [layers, FP8_LINEARS, FP8_DELAYED] of this step
+    uint16_t* history; // the same, [FP8_HISTORY], as fp8_history_text
+    fp8 *inputs, *residuals, *proj_gradients; // buffers of a pass: Fp8Rows
+    fp8 *x_scratch, *dout_scratch;            // the same, of the stream of weight gradients
+    bool scaled;                              // has scales of inputs and gradients
+    bool training;                            // the pass in progress is one of training; others are in bf16
 } Fp8State;
 
 enum { FP8_BLOCK_DELAYED = FP8_LINEARS * FP8_DELAYED, FP8_BLOCK_TENSORS = FP8_LINEARS * FP8_TENSORS };
@@ -73,7 +72,6 @@ static inline void fp8_allocate(Fp8State* s, int64_t rows) {
     s->inputs = (fp8*)device_bytes((size_t)(rows * of.input));
     s->residuals = (fp8*)device_bytes((size_t)(rows * of.residual));
     s->proj_gradients = (fp8*)device_bytes((size_t)(rows * of.proj_gradient));
-    s->mlp_gradients = (fp8*)device_bytes((size_t)(rows * of.mlp_gradient));
     s->x_scratch = (fp8*)device_bytes((size_t)(rows * of.x_scratch));
     s->dout_scratch = (fp8*)device_bytes((size_t)(rows * of.dout_scratch));
 }
@@ -81,9 +79,8 @@ static inline void fp8_allocate(Fp8State* s, int64_t rows) {
 // s may be NULL.
 static inline void fp8_close(Fp8State* s) {
     if (!s) return;
-    void* const buffers[] = {s->weights,       s->scales,    s->lanes,       s->amax,
-                             s->history,       s->inputs,    s->residuals,   s->proj_gradients,
-                             s->mlp_gradients, s->x_scratch, s->dout_scratch};
+    void* const buffers[] = {s->weights, s->scales,    s->lanes,          s->amax,      s->history,
+                             s->inputs,  s->residuals, s->proj_gradients, s->x_scratch, s->dout_scratch};
     for (void* buffer : buffers) device_free(buffer);
     free(s);
 }
@@ -107,11 +104,12 @@ static inline fp8* fp8_weights_of(const Fp8State* s, int64_t layer, int linear) 
 // A linear layer whose output has `columns` columns with those in bf16. One buffer serves all inputs, as each
 // is read by the next GEMM. Gradients are read until their weights' gradient is there: that of the residual
 // stream is overwritten by norms behind weight_stream_join, and the projection's while the MLP's is computed.
+// The caller gives the MLP's a place, in the buffer that it has in bf16.
 static inline Fp8Linear fp8_linear(const Fp8State* s, int64_t layer, int linear, int64_t columns) {
     const Fp8Shape* shape = &s->shapes[linear];
     const fp8* w = fp8_weights_of(s, layer, linear);
     fp8* gradients = linear == FP8_IN_PROJ     ? s->proj_gradients
-                     : linear == FP8_GATE_PROJ ? s->mlp_gradients
+                     : linear == FP8_GATE_PROJ ? NULL
                                                : s->residuals;
     return {.w = w,
             .w_transposed = w + shape->N * shape->K,
@@ -146,65 +144,61 @@ struct Fp8Matrices {
     Fp8Matrix of[FP8_LINEARS];
 };
 
-// The thread block's tile of one of the matrices, whose tiles are numbered one matrix after the other.
-struct Fp8Tile {
-    Fp8Matrix m;
-    int row, column;
+// The matrix of the thread block, and `tile` becomes its number there: tiles are numbered one matrix after the other.
+__device__ static inline Fp8Matrix fp8_matrix(const Fp8Matrices& matrices, int& tile) {
+    int i = 0;
+    for (tile = (int)blockIdx.x; i < FP8_LINEARS - 1; i++) {
+        const Fp8Matrix& m = matrices.of[i];
+        const int tiles = ceil_div<int>(m.columns, FP8_TILE) * ceil_div<int>(m.rows, FP8_TILE);
+        if (tile < tiles) break;
+        tile -= tiles;
+    }
+    return matrices.of[i];
+}
 
-    __device__ explicit Fp8Tile(const Fp8Matrices& matrices) {
-        int tile = (int)blockIdx.x;
-        for (int i = 0; i < FP8_LINEARS; i++) {
-            m = matrices.of[i];
-            const int across = ceil_div<int>(m.columns, FP8_TILE);
-            const int tiles = across * ceil_div<int>(m.rows, FP8_TILE);
-            row = tile / across * FP8_TILE, column = tile % across * FP8_TILE;
-            if (tile < tiles) return;
-            tile -= tiles;
-        }
-    }
-    // A thread's eight columns of rows row + threadIdx.x / 16 + 16 i
-    __device__ void load(Raw8 raw[8]) const {
-        const int c = column + 8 * (int)(threadIdx.x % 16), r = row + (int)(threadIdx.x / 16);
+__device__ static inline void fp8_load_tile(Raw8 raw[FP8_TILE_ROWS], const Fp8Matrix& m,
+                                            const Fp8Tile& tile) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            raw[i] = Raw8{};
-            if (c < m.columns && r + 16 * i < m.rows)
-                raw[i] = load_raw8(m.w + (int64_t)(r + 16 * i) * m.columns + c);
-        }
+    for (int i = 0; i < FP8_TILE_ROWS; i++) {
+        const int row = tile.row + FP8_TILE_STEP * i;
+        raw[i] = Raw8{};
+        if (tile.column < m.columns && row < m.rows)
+            raw[i] = load_raw8(m.w + (int64_t)row * m.columns + tile.column);
     }
-};
+}
 
 __global__ static void __launch_bounds__(256)
     fp8_weights_amax_kernel(const __grid_constant__ Fp8Matrices matrices) {
-    const Fp8Tile tile(matrices);
-    Raw8 raw[8];
+    int number;
+    const Fp8Matrix m = fp8_matrix(matrices, number);
+    const Fp8Tile tile(m.columns, number);
+    Raw8 raw[FP8_TILE_ROWS];
     uint32_t amax = 0;
-    tile.load(raw);
-    for (int i = 0; i < 8; i++) fp8_pack8<FP8_E4M3>(raw[i], 1, amax);
-    fp8_add_amax(tile.m.lanes, amax);
+    fp8_load_tile(raw, m, tile);
+    for (const Raw8& eight : raw) fp8_pack8<FP8_E4M3>(eight, 1, amax);
+    fp8_add_amax(m.lanes, amax);
 }
 
 __global__ static void __launch_bounds__(256)
     fp8_weights_kernel(const __grid_constant__ Fp8Matrices matrices) {
     __shared__ Fp8Turned turned;
-    const Fp8Tile tile(matrices);
-    const Fp8Matrix& m = tile.m;
-    const int group = (int)threadIdx.x % 16, first = (int)threadIdx.x / 16;
-    Raw8 raw[8];
-    uint32_t amax = 0;
-    tile.load(raw);
+    int number;
+    const Fp8Matrix m = fp8_matrix(matrices, number);
+    const Fp8Tile tile(m.columns, number);
+    Raw8 raw[FP8_TILE_ROWS];
+    fp8_load_tile(raw, m, tile);
     const Fp8Scale scale = fp8_scale(fp8_amax(m.lanes), FP8_E4M3);
-    if (threadIdx.x == 0 && tile.row == 0 && tile.column == 0) *m.scale = scale;
+    if (threadIdx.x == 0 && number == 0) *m.scale = scale;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int r = first + 16 * i, c = tile.column + 8 * group;
-        const uint2 q = fp8_pack8<FP8_E4M3>(raw[i], scale.scale, amax);
-        if (tile.row + r < m.rows && c < m.columns)
-            *(uint2*)(m.q + (int64_t)(tile.row + r) * m.columns + c) = q;
-        turned.put(r, group, q);
+    for (int i = 0; i < FP8_TILE_ROWS; i++) {
+        const int row = tile.row + FP8_TILE_STEP * i;
+        const uint2 q = fp8_bytes<FP8_E4M3>(raw[i], scale.scale);
+        if (row < m.rows && tile.column < m.columns)
+            *(uint2*)(m.q + (int64_t)row * m.columns + tile.column) = q;
+        turned.put(tile, i, q);
     }
     __syncthreads();
-    turned.store(m.t, tile.row, tile.column, m.rows, m.columns);
+    turned.store(m.t, tile, m.rows, m.columns);
 }
 
 // Both copies of a layer's weights, and their scales. w: of each linear layer.
@@ -224,7 +218,7 @@ static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* con
                           .columns = (int)shape->K,
                           .scale = fp8_scale_of(s, layer, i, FP8_WEIGHT),
                           .lanes = lanes};
-        tiles += ceil_div<int64_t>(shape->N, FP8_TILE) * ceil_div<int64_t>(shape->K, FP8_TILE);
+        tiles += fp8_tiles(shape->N, shape->K);
     }
     CUDA_CHECK(cudaMemsetAsync(matrices.of[0].lanes, 0,
                                FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));

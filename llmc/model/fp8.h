@@ -70,22 +70,18 @@ static inline int64_t fp8_weight_bytes(const Config* c, const ParamTable* table)
     return c->num_hidden_layers * fp8_block_bytes(shapes);
 }
 
-// A pass needs six buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream, of
-// the fused projection's and of the MLP's; and transposed, for one weight gradient at a time, an input and a gradient.
-// These are their elements a row.
+// A pass needs five buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream and of
+// the fused projection's; and transposed, for one weight gradient at a time, an input and a gradient. The MLP's
+// gradient, its transposed copy, and that of the MLP's second input are where these tensors are in bf16. These are
+// elements a row.
 typedef struct {
-    int64_t input, residual, proj_gradient, mlp_gradient, x_scratch, dout_scratch;
+    int64_t input, residual, proj_gradient, x_scratch, dout_scratch;
 } Fp8Rows;
 
 static inline Fp8Rows fp8_rows(const Fp8Shape shapes[FP8_LINEARS]) {
-    const int64_t d = shapes[FP8_IN_PROJ].K, I = shapes[FP8_DOWN_PROJ].K, in = shapes[FP8_IN_PROJ].N,
-                  gate = shapes[FP8_GATE_PROJ].N, input = I > d ? I : d;
-    const Fp8Rows rows = {.input = input,
-                          .residual = d,
-                          .proj_gradient = in,
-                          .mlp_gradient = gate,
-                          .x_scratch = input,
-                          .dout_scratch = gate > in ? gate : in};
+    const int64_t d = shapes[FP8_IN_PROJ].K, I = shapes[FP8_DOWN_PROJ].K, N = shapes[FP8_IN_PROJ].N;
+    const Fp8Rows rows = {
+        .input = I > d ? I : d, .residual = d, .proj_gradient = N, .x_scratch = d, .dout_scratch = N};
     return rows;
 }
 
@@ -94,8 +90,7 @@ static inline int64_t fp8_pass_bytes(const Config* c, const ParamTable* table, i
     Fp8Shape shapes[FP8_LINEARS];
     fp8_shapes(shapes, c, table);
     const Fp8Rows of = fp8_rows(shapes);
-    return rows *
-           (of.input + of.residual + of.proj_gradient + of.mlp_gradient + of.x_scratch + of.dout_scratch);
+    return rows * (of.input + of.residual + of.proj_gradient + of.x_scratch + of.dout_scratch);
 }
 
 // ----------------------------------------------------------------------------

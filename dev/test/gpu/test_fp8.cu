@@ -190,22 +190,43 @@ static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
         }
 }
 
+// turned [columns, rows] has the bytes of `by_rows` [rows, columns].
+static void check_turned(const char* name, const Buffer<uint8_t>& turned, const vector<uint8_t>& by_rows,
+                         int64_t rows, int64_t columns) {
+    const vector<uint8_t> got = turned.host();
+    int64_t wrong = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) wrong += got[c * rows + r] != by_rows[r * columns + c];
+    CHECK(wrong == 0, "%s, %s: %lld of %lld transposed bytes are wrong", test_case, name, (long long)wrong,
+          (long long)(rows * columns));
+}
+
 static void test_swiglu(int64_t rows, int64_t I, float scale) {
     snprintf(test_case, sizeof test_case, "swiglu rows %lld I %lld scale %g", (long long)rows, (long long)I,
              scale);
     Drawn<bf16> gate_up(2 * rows * I, 4), dact(rows * I);
-    Buffer<bf16> act(rows * I), act_none(rows * I), act_beside(rows * I), dgate_up(2 * rows * I),
-        dgate_up_beside(2 * rows * I);
-    Written act8(FP8_E4M3, rows, I, I, scale, true), dgate_up8(FP8_E5M2, rows, 2 * I, 2 * I, scale);
-    swiglu_forward(act, gate_up, rows, I, Fp8Tensor(), 0);
-    swiglu_forward(act_none, gate_up, rows, I, act8.tensor, 0);
+    Buffer<bf16> act(rows * I), dgate_up(2 * rows * I);
+    Buffer<uint8_t> act_kept(rows * I), act_recomputed(rows * I), dgate_up_turned(2 * rows * I);
+    Written act8(FP8_E4M3, rows, I, I, scale), dgate_up8(FP8_E5M2, rows, 2 * I, 2 * I, scale),
+        unkept(FP8_E4M3, rows, I, I, scale);
+    swiglu_forward(act, gate_up, rows, I, 0);
+    swiglu_backward(dgate_up, NULL, dact, gate_up, rows, I, 0);
+    swiglu_forward_fp8(unkept.tensor, gate_up, rows, I, 0);
+    unkept.check("act8 alone", act.host());
+    act8.tensor.turned = act_kept;
+    swiglu_forward_fp8(act8.tensor, gate_up, rows, I, 0);
     act8.check("act8", act.host());
-    CHECK(bf16_bits(act_none.host()[0]) == 0xFFFF, "%s: act is written though it is not read", test_case);
-    swiglu_backward(dgate_up, act, dact, gate_up, rows, I, Fp8Tensor(), 0);
-    swiglu_backward(dgate_up_beside, act_beside, dact, gate_up, rows, I, dgate_up8.tensor, 0);
-    check_same_bits("dgate_up", dgate_up, dgate_up_beside);
-    check_same_bits("recomputed act", act, act_beside);
-    dgate_up8.check("dgate_up8", dgate_up.host());
+    check_turned("act8", act_kept, act8.bytes.host(), rows, I);
+    dgate_up8.tensor.turned = dgate_up_turned;
+    for (bool recomputes : {false, true}) {
+        Fp8Tensor again = act8.tensor;
+        again.turned = recomputes ? act_recomputed.p : NULL;
+        dgate_up8.bytes.poison(), dgate_up_turned.poison();
+        swiglu_backward_fp8(dgate_up8.tensor, again, dact, gate_up, rows, I, 0);
+        dgate_up8.check("dgate_up8", dgate_up.host());
+        check_turned("dgate_up8", dgate_up_turned, dgate_up8.bytes.host(), rows, 2 * I);
+    }
+    check_turned("act8 recomputed", act_recomputed, act8.bytes.host(), rows, I);
 }
 
 // Columns [first, first + count) of the rows of x.
@@ -587,9 +608,10 @@ int main(int argc, char** argv) {
         if (!quick) test_transpose(1008, 1536, 6272);
         for (float scale : SCALES) {
             test_rmsnorm(5, 72, scale);
-            test_swiglu(3, 40, scale);
+            test_swiglu(16, 48, scale);
+            test_swiglu(144, 208, scale);
             if (!quick) test_rmsnorm(1000, 1536, scale);
-            if (!quick) test_swiglu(1000, 3584, scale);
+            if (!quick) test_swiglu(1008, 3584, scale);
         }
         for (const HeadShape& s :
              {fused_shape(1, 33, 2, 64), fused_shape(2, 50, 3, 128), fused_shape(1, 9, 1, 48)}) {

@@ -137,8 +137,8 @@ static void test_swiglu(int64_t rows, int64_t I) {
         want_dgate_up[at_gate] = dact[i] * up * sigmoid * (1 + gate * (1 - sigmoid));
         want_dgate_up[at_up] = dact[i] * gate * sigmoid;
     }
-    swiglu_forward(act, gate_up, rows, I, Fp8Tensor(), 0);
-    swiglu_backward(dgate_up, dact, dact, gate_up, rows, I, Fp8Tensor(), 0); // act over dact
+    swiglu_forward(act, gate_up, rows, I, 0);
+    swiglu_backward(dgate_up, dact, dact, gate_up, rows, I, 0); // act over dact
     check_same_bits<bf16>("recomputed act", act, dact);
     check_bf16("swiglu act", want_act, act);
     check_bf16("swiglu dgate_up", want_dgate_up, dgate_up);
@@ -173,11 +173,11 @@ static void test_large_swiglu_and_rmsnorm(void) {
     Buffer<bf16> out(m), act(m / 2), big_x(n, x), big_out(n), big_act(n / 2);
     {
         Buffer<bf16> big_dact(n / 2, dact);
-        swiglu_forward(act, x, FEW, I, Fp8Tensor(), 0);
-        swiglu_forward(big_act, big_x, rows, I, Fp8Tensor(), 0);
+        swiglu_forward(act, x, FEW, I, 0);
+        swiglu_forward(big_act, big_x, rows, I, 0);
         check_same_bits("swiglu act", act.p, big_act + (n - m) / 2, m / 2);
-        swiglu_backward(out, act, dact, x, FEW, I, Fp8Tensor(), 0);
-        swiglu_backward(big_out, big_act, big_dact, big_x, rows, I, Fp8Tensor(), 0);
+        swiglu_backward(out, act, dact, x, FEW, I, 0);
+        swiglu_backward(big_out, big_act, big_dact, big_x, rows, I, 0);
         check_same_bits("swiglu dgate_up", out.p, big_out + n - m, m);
         check_same_bits("swiglu recomputed act", act.p, big_act + (n - m) / 2, m / 2);
     }

@@ -246,6 +246,6 @@ static inline void linear_rows(T* out, const MatvecInput* in, const std::common_
     padded.rows = linear_padded_rows(l->rows);
     Norm norm = {.weight = in->norm, .rstd = in->rstd, .rows = l->rows, .d = l->K, .eps = in->eps};
     if (in->norm) rmsnorm_forward(in->computed, in->x, &norm, mm->stream);
-    if (in->swiglu) swiglu_forward(in->computed, in->x, l->rows, l->K, Fp8Tensor(), mm->stream);
+    if (in->swiglu) swiglu_forward(in->computed, in->x, l->rows, l->K, mm->stream);
     linear_forward(out, in->norm || in->swiglu ? in->computed : in->x, residual, &padded, mm);
 }
