@@ -26,7 +26,7 @@ typedef struct {
     bool shared;        // weight is [dh], the same for all heads
     bool silu;          // the gate is silu, not sigmoid, of its logits; without FP8
     Fp8Tensor y8;       // y of the forward pass in E4M3
-    Fp8Tensor dgate8;   // dgate in E5M2
+    Fp8Tensor dgate8;   // dgate in E5M2; alone: dgate is not written
 } OutputGate;
 
 // The same from token `first` of one sequence on: for the forward pass over tensors that begin there.
@@ -176,7 +176,8 @@ __global__ static void __launch_bounds__(256, 3)
                 logits[i] = g[i] * normed[i] * (1 - sig); // gradient of the logit
                 normed[i] *= sig;
             }
-            if (me.active) store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
+            if (me.active && !quantized.alone())
+                store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
             if (me.active) quantized.store(bt * a.gate.dgate8.stride + column, pack8(logits));
         }
         if (y && me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));

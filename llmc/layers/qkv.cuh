@@ -306,7 +306,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                     later[i] = begins ? 0 : alpha * g[i];
                 }
                 if (t < last) {
-                    if (me.active) store16_once(drow + column + in_heads, pack8(x));
+                    if (me.active && !quantized.alone()) store16_once(drow + column + in_heads, pack8(x));
                     if (me.active) quantized.store(at8 + in_heads, pack8(x));
                     if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
                     if (shift && me.active && me.channel == 0)
@@ -352,8 +352,8 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
-// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2; zeros its
-// padding columns, and adds to each path's dweight.
+// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2, or there alone; zeros
+// its padding columns, and adds to each path's dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
                                 const NormPartial& partial, const HeadShape* shape, const Fp8Tensor& dproj8,
                                 cudaStream_t stream) {

@@ -237,6 +237,13 @@ static vector<bf16> columns(const vector<bf16>& x, int64_t row_stride, int64_t f
     return out;
 }
 
+static void check_unwritten(const char* name, const vector<bf16>& x) {
+    int64_t written = 0;
+    for (bf16 element : x) written += bf16_bits(element) != 0xFFFF;
+    CHECK(written == 0, "%s, %s: %lld elements are written though they are not read", test_case, name,
+          (long long)written);
+}
+
 static HeadShape fused_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     const int64_t used = 4 * NH * dh + 3 * NH;
     return {.B = B,
@@ -283,6 +290,12 @@ static void test_output_gate(const HeadShape& s, float scale) {
     check_same_bits("dproj", dproj, dproj_beside);
     check_same_bits("dweight", dweight, dweight_beside);
     dproj8.check("dgate8", columns(dproj.host(), S, 3 * d, d), 3 * d);
+    beside.dgate8.alone = true;
+    dproj_beside.poison(), dproj8.bytes.poison();
+    output_gate_backward(dout_beside, y_again, dy, o, &beside, {partial}, &s, 0);
+    check_same_bits("dout, FP8 alone", dout, dout_beside);
+    dproj8.check("dgate8 alone", columns(dproj.host(), S, 3 * d, d), 3 * d);
+    check_unwritten("dproj", dproj_beside.host());
 }
 
 // The first `columns` columns of each row are those of `dense`, where rows are `stride` bytes apart. Sparse memory of
@@ -328,6 +341,15 @@ static void test_qkv(HeadShape s, float scale, bool documents, bool far = false)
     check_same_bits("dproj", dproj, dproj_beside);
     check_same_bits("dweight", dweight, dweight_beside);
     dproj8.check("dproj8", columns(dproj.host(), S, 0, 3 * d));
+    Fp8Tensor alone = dproj8.tensor;
+    alone.alone = true;
+    dproj_beside.poison(), dproj8.bytes.poison();
+    qkv_backward(paths, dproj_beside, proj, angles, {partial}, &s, alone, 0);
+    dproj8.check("dproj8 alone", columns(dproj.host(), S, 0, 3 * d));
+    check_unwritten("q, k, v of dproj", columns(dproj_beside.host(), S, 0, 3 * d));
+    CHECK(same_bits(columns(dproj_beside.host(), S, 4 * d + s.NH, 2 * s.NH),
+                    columns(dproj.host(), S, 4 * d + s.NH, 2 * s.NH)),
+          "%s: the shift gates' columns", test_case);
     if (!far) return;
     const int64_t stride = ((int64_t)1 << 34) / (tokens - 1) / 16 * 16 + 16, all = tokens * stride;
     size_t free_bytes, all_bytes;
