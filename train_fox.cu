@@ -387,6 +387,7 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
     X(float, losses, SHARED, BT)                   /* [B,T] */ \
     X(bf16, logits, SHARED, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(fp8, dlogits8, SHARED, in_fp8 * logit_rows * Vs) /* [rows,Vs] of --fp8 */ \
     X(bf16, dx, SHARED, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
     X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
     X(int32_t, inputs, SHARED, BT)                 /* [B,T] */ \
@@ -455,6 +456,7 @@ static void model_activations(Activations* rows, const Model* model, int64_t BT,
     int64_t d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
     int64_t logit_rows = gpu_logit_rows(BT, Vs), has_mlp = config_mlp_size(config) > 0;
     const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
+    const int64_t in_fp8 = model->with_fp8 ? backward : 0;
     MODEL_ACTS(KEPT_ROW)
 }
 
@@ -688,12 +690,14 @@ static PruningCount* model_pruning(Model* model) {
 // forward
 
 // Before a pass reads the weights of a bucket that may be in flight: 0 the embedding's, 1 + l those of layer
-// l, of which --fp8 needs copies.
+// l and last lm_head's, of which --fp8 needs copies.
 static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
-    const int64_t l = bucket - 1;
-    if (!model->fp8 || l < 0 || l >= model->config.num_hidden_layers) return;
+    const int64_t l = bucket - 1, L = model->config.num_hidden_layers;
+    if (!model->fp8 || l < 0) return;
+    if (l == L)
+        return fp8_head_weights(model->fp8, model_param(model, model->weights, P_LM_HEAD), model->stream);
     const Layer layer = model_layer(model, &model->pass, l);
     model_mixer(model, l)->weights_in_fp8(&layer, model->fp8);
 }
@@ -768,6 +772,7 @@ static void model_forward(Model* model) {
     model_embed(model);
     for (int64_t l = 0; l < L; l++) block_forward(model, l, false);
     model_await_weights(model, 1 + L);
+    if (norm.y8.data) fp8_head_input_scale(model->fp8, norm.weight, model->stream);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
@@ -797,16 +802,19 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     }
 }
 
-// The vocabulary projection of some rows.
-static Linear model_lm_head(const Model* model, int64_t rows) {
+// The vocabulary projection of rows [first, first + rows).
+static Linear model_lm_head(const Model* model, int64_t first, int64_t rows) {
     int64_t d = model->config.hidden_size, Vs = model->Vs;
+    const Acts* a = &model->acts;
+    const bool in_fp8 = model->fp8 && model->fp8->training;
     return {.w = model_param(model, model->weights, P_LM_HEAD),
             .dw = model_param(model, model->grads, P_LM_HEAD),
             .rows = rows,
             .N = Vs,
             .K = d,
             .out_stride = Vs,
-            .x_stride = d};
+            .x_stride = d,
+            .fp8 = in_fp8 ? fp8_head(model->fp8, first, a->dlogits8, (fp8*)a->logits) : Fp8Linear{}};
 }
 
 // lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds
@@ -817,12 +825,14 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
     int64_t chunk = gpu_logit_rows(BT, model->Vs);
     Range range("lm_head and loss", RANGE_FORWARD, model->stream);
+    if (model->fp8) fp8_head_gradient_scale(model->fp8, dloss, model->stream);
     for (int64_t t = 0; t < BT; t += chunk) {
-        Linear lm_head = model_lm_head(model, std::min(chunk, BT - t));
+        Linear lm_head = model_lm_head(model, t, std::min(chunk, BT - t));
         LogitShape shape = {lm_head.rows, V, model->Vs};
         linear_forward(a->logits, a->lm_head_in + t * d, NULL, &lm_head, &model->matmul);
         if (all_logits) logits_download(all_logits + t * V, a->logits, &shape, model->stream);
-        classifier(a->losses + t, a->logits, a->targets + t, &shape, dloss, train, model->stream);
+        classifier(a->losses + t, a->logits, a->targets + t, &shape, dloss, train, model->stream,
+                   lm_head.fp8.dout);
         if (train)
             linear_backward(a->dbranch + t * d, a->logits, a->lm_head_in + t * d, &lm_head, &model->matmul);
     }

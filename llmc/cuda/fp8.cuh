@@ -121,6 +121,10 @@ template <Fp8Format F> struct Fp8Writer {
         __stcs((uint2*)(to.data + at), bytes);
         return bytes;
     }
+    __device__ void store_one(int64_t at, bf16 x) { // amax apart; x is finite
+        to.data[at] = __nv_cvt_float_to_fp8(__bfloat162float(x) * scale, __NV_SATFINITE,
+                                            F == FP8_E4M3 ? __NV_E4M3 : __NV_E5M2);
+    }
     __device__ void finish() const { fp8_add_amax(to.amax, amax); }
 };
 
@@ -128,6 +132,7 @@ template <> struct Fp8Writer<FP8_NONE> {
     __device__ explicit Fp8Writer(const Fp8Tensor&) {}
     __device__ static constexpr bool alone() { return false; }
     __device__ void store(int64_t, const Raw8&) {}
+    __device__ void store_one(int64_t, bf16) {}
     __device__ void finish() const {}
 };
 

@@ -22,11 +22,11 @@ All bits are the same in every run: maxima do not depend on the order.
 #include "matmul.cuh"
 
 typedef struct {
-    int64_t layers;
+    int64_t layers, Vs, d; // rows and columns of lm_head
     Fp8Shape shapes[FP8_LINEARS];
     int64_t weight_at[FP8_LINEARS]; // where a linear layer's copies begin in those of its block
-    fp8* weights;                   // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]
-    Fp8Scale* scales;               // [layers, FP8_BLOCK_TENSORS], at fp8_index
+    fp8* weights;      // [layers, fp8_block_bytes]: of each linear layer [N, K], then [K, N]; lm_head's
+    Fp8Scale* scales;  // [layers + 1, FP8_BLOCK_TENSORS], at fp8_index; lm_head's are those of layer `layers`
     uint32_t* lanes;   // the same, amax in FP8_LANES: of inputs and gradients of this step so far
     uint32_t* amax;    // [layers, FP8_LINEARS, FP8_DELAYED] of this step
     uint16_t* history; // the same, [FP8_HISTORY], as fp8_history_text
@@ -56,11 +56,11 @@ static inline Fp8State* fp8_open(const Config* c, const ParamTable* table) {
     fp8_shapes(s->shapes, c, table);
     for (int i = 1; i < FP8_LINEARS; i++)
         s->weight_at[i] = s->weight_at[i - 1] + 2 * s->shapes[i - 1].N * s->shapes[i - 1].K;
-    const size_t linears = (size_t)(s->layers * FP8_LINEARS);
+    s->Vs = matmul_padded(c->vocab_size), s->d = c->hidden_size;
+    const size_t linears = (size_t)(s->layers * FP8_LINEARS), tensors = (linears + FP8_LINEARS) * FP8_TENSORS;
     s->weights = (fp8*)device_bytes((size_t)fp8_weight_bytes(c, table));
-    s->scales = (Fp8Scale*)device_zeros(linears * FP8_TENSORS * sizeof(Fp8Scale));
-    s->lanes =
-        (uint32_t*)device_zeros(linears * FP8_TENSORS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t));
+    s->scales = (Fp8Scale*)device_zeros(tensors * sizeof(Fp8Scale));
+    s->lanes = (uint32_t*)device_zeros(tensors * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t));
     s->amax = (uint32_t*)device_zeros(linears * FP8_DELAYED * sizeof(uint32_t));
     s->history = (uint16_t*)device_zeros((size_t)fp8_history_count(s->layers) * sizeof(uint16_t));
     return s;
@@ -202,6 +202,13 @@ __global__ static void __launch_bounds__(256)
     turned.store(m.t, tile, m.rows, m.columns);
 }
 
+static inline void fp8_write_matrices(const Fp8Matrices* matrices, int64_t tiles, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(matrices->of[0].lanes, 0,
+                               FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
+    CUDA_LAUNCH(fp8_weights_amax_kernel, tiles, 256, stream, *matrices);
+    CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, *matrices);
+}
+
 // Both copies of a layer's weights, and their scales. w: of each linear layer.
 static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* const w[FP8_LINEARS],
                                cudaStream_t stream) {
@@ -221,10 +228,91 @@ static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* con
                           .lanes = lanes};
         tiles += fp8_tiles(shape->N, shape->K);
     }
-    CUDA_CHECK(cudaMemsetAsync(matrices.of[0].lanes, 0,
-                               FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
-    CUDA_LAUNCH(fp8_weights_amax_kernel, tiles, 256, stream, matrices);
-    CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, matrices);
+    fp8_write_matrices(&matrices, tiles, stream);
+}
+
+// ----------------------------------------------------------------------------
+// lm_head, whose scales have no history: a norm's output is at most sqrt(d) times its largest weight, and the
+// logits' gradient at most the weight of a token's loss
+
+static inline fp8* fp8_head_weights_of(const Fp8State* s) {
+    return s->weights + s->layers * fp8_block_bytes(s->shapes);
+}
+
+// Both copies of lm_head's weights w [Vs, d], with padding rows of 0.
+static inline void fp8_head_weights(const Fp8State* s, const bf16* w, cudaStream_t stream) {
+    Range range("weights in FP8", RANGE_FORWARD, stream);
+    fp8* q = fp8_head_weights_of(s);
+    Fp8Matrices matrices = {}; // but for the first of no rows
+    matrices.of[0] = {.w = w,
+                      .q = q,
+                      .t = q + s->Vs * s->d,
+                      .rows = (int)s->Vs,
+                      .columns = (int)s->d,
+                      .scale = fp8_scale_of(s, s->layers, 0, FP8_WEIGHT),
+                      .lanes = fp8_lanes_of(s, s->layers, 0, FP8_WEIGHT)};
+    fp8_write_matrices(&matrices, fp8_tiles(s->Vs, s->d), stream);
+}
+
+// The bits of bf16 of x > 0, rounded up
+__host__ __device__ static inline uint32_t fp8_bits_above(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits + 0xffff) >> 16;
+}
+
+// One warp
+__global__ static void __launch_bounds__(32)
+    fp8_norm_scale_kernel(Fp8Scale* scale, const bf16* weight, int d) {
+    uint32_t pair = 0;
+    for (int c = 8 * (int)threadIdx.x; c < d; c += 8 * 32)
+        fp8_pack8<FP8_E4M3>(load_raw8(weight + c), 1, pair);
+    const uint32_t amax = __reduce_max_sync(~0u, max(pair & 0xffff, pair >> 16));
+    const float most = sqrtf((float)d) * __uint_as_float(amax << 16);
+    if (threadIdx.x == 0) *scale = fp8_scale(fp8_bits_above(most), FP8_E4M3);
+}
+
+__global__ static void __launch_bounds__(1) fp8_set_scale_kernel(Fp8Scale* scale, Fp8Scale value) {
+    *scale = value;
+}
+
+// The scale of lm_head's input, from the weights [d] of the norm before it; nothing where FP8 is not to be computed yet.
+static inline void fp8_head_input_scale(const Fp8State* s, const bf16* weight, cudaStream_t stream) {
+    if (s->scaled)
+        CUDA_LAUNCH(fp8_norm_scale_kernel, 1, 32, stream, fp8_scale_of(s, s->layers, 0, FP8_INPUT), weight,
+                    (int)s->d);
+}
+
+// The scale of the logits' gradient, of losses that count dloss.
+static inline void fp8_head_gradient_scale(const Fp8State* s, float dloss, cudaStream_t stream) {
+    if (s->scaled)
+        CUDA_LAUNCH(fp8_set_scale_kernel, 1, 1, stream, fp8_scale_of(s, s->layers, 0, FP8_GRADIENT),
+                    fp8_scale(fp8_bits_above(dloss), FP8_E5M2));
+}
+
+// lm_head's input, which the final norm writes. Nothing reads its amax.
+static inline Fp8Tensor fp8_head_input(const Fp8State* s) {
+    return {.data = s->scaled ? s->inputs : NULL,
+            .stride = s->d,
+            .scale = fp8_scale_of(s, s->layers, 0, FP8_INPUT),
+            .amax = fp8_lanes_of(s, s->layers, 0, FP8_INPUT)};
+}
+
+// lm_head from row `first` of its input on, with places for the gradient of logits and for that transposed; all zero
+// where FP8 is not to be computed yet.
+static inline Fp8Linear fp8_head(const Fp8State* s, int64_t first, fp8* dlogits, fp8* turned) {
+    const Fp8Tensor input = fp8_head_input(s);
+    const fp8* w = fp8_head_weights_of(s);
+    if (!s->scaled) return Fp8Linear{};
+    return {.w = w,
+            .w_transposed = w + s->Vs * s->d,
+            .w_scale = fp8_scale_of(s, s->layers, 0, FP8_WEIGHT),
+            .x = fp8_slice(&input, first),
+            .dout = {.data = dlogits, .stride = s->Vs, .scale = fp8_scale_of(s, s->layers, 0, FP8_GRADIENT)},
+            .x_scratch = s->x_scratch,
+            .dout_scratch = turned,
+            .N = s->Vs,
+            .exact = true};
 }
 
 // ----------------------------------------------------------------------------

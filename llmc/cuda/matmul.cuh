@@ -5,7 +5,7 @@ With --fp8 they have FP8 operands (fp8.cuh), in all columns of out and dout or i
 multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes both operands with
 contiguous k, so that the second GEMM reads a transposed copy of w, and the third ones of x and dout. Products of
 the first two are added with fast accumulation, to 14 bits or so: far below the rounding of the operands, to 3 or 4
-bits. Sums over all tokens are not: they would lose what many small products add up to.
+bits. Sums over all tokens, or over the vocabulary, are not: they would lose what many small products add up to.
 
     forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
     backward, input  dx[rows,K]  = dout[rows,N] w[N,K]
@@ -55,6 +55,7 @@ typedef struct {
     int64_t lda, ldb, ldd;
     int64_t d_type;       // a cudaDataType_t
     int64_t b_format;     // an Fp8Format: FP8_NONE where a and b are bf16; else a is E4M3
+    int64_t fast;         // FP8: fast accumulation
     int64_t has_residual; // 0 or 1; the residual has the layout of d
     int64_t align;        // bytes, of all pointers
 } MatmulShape;
@@ -202,8 +203,7 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
     const cudaDataType_t b_type = s->b_format == FP8_E5M2 ? CUDA_R_8F_E5M2 : a_type;
     matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSA, ops[s->transpose_a]);
     matmul_set(&p, CUBLASLT_MATMUL_DESC_TRANSB, ops[s->transpose_b]);
-    const bool fast = s->b_format != FP8_NONE && s->d_type != CUDA_R_32F;
-    if (fast) matmul_set(&p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    if (s->fast) matmul_set(&p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     matmul_set_scales(&p, x);
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, a_type, ta ? k : m, ta ? m : k, s->lda));
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, b_type, tb ? n : k, tb ? k : n, s->ldb));
@@ -258,6 +258,7 @@ typedef struct {
     Fp8Tensor x, dout;           // [rows, K] in E4M3, [rows, N] in E5M2: written by what computes x and dout
     fp8 *x_scratch, *dout_scratch; // [K, rows] and [N, rows], where x or dout is not `turned`
     int64_t N;                     // of w's rows; the others are in bf16 alone
+    bool exact;                    // the input's gradient without fast accumulation: too many small products
 } Fp8Linear;
 
 typedef struct {
@@ -311,7 +312,8 @@ static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* r
                          .ldb = l->K,
                          .ldd = l->out_stride,
                          .d_type = CUDA_R_16BF,
-                         .b_format = FP8_E4M3};
+                         .b_format = FP8_E4M3,
+                         .fast = true};
     linear_gemm(RANGE_FORWARD, l, shape,
                 {.a = f->w,
                  .b = f->x.data,
@@ -337,7 +339,8 @@ static inline void linear_backward_fp8(bf16* dx, const bf16* dout, bool add, con
                          .ldb = f->N,
                          .ldd = l->x_stride,
                          .d_type = CUDA_R_16BF,
-                         .b_format = FP8_E5M2};
+                         .b_format = FP8_E5M2,
+                         .fast = !f->exact};
     linear_gemm(RANGE_BACKWARD, l, shape,
                 {.a = f->w_transposed,
                  .b = f->dout.data,

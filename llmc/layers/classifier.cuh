@@ -16,6 +16,7 @@ never stored.
 
 #include <float.h>
 #include "../cuda/device.cuh"
+#include "../cuda/fp8.cuh"
 #include "../cuda/launch.cuh"
 
 // ----------------------------------------------------------------------------
@@ -58,11 +59,12 @@ __device__ static inline void mask_padding(Pack8& x, int column, int V) {
 
 // CACHED: the second read of the logits is from shared memory. The branches for TARGET_NONE are behind the
 // first read, which therefore need not wait for the target.
-template <bool TRAIN, bool CACHED>
+template <bool TRAIN, bool CACHED, Fp8Format F>
 __global__ static void __launch_bounds__(1024)
-    classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride,
-                      float dloss) {
+    classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride, float dloss,
+                      const __grid_constant__ Fp8Tensor dlogits8) {
     kernel_wait();
+    Fp8Writer<F> quantized(dlogits8);
     extern __shared__ __align__(16) unsigned char shared[];
     const unsigned row_index = block_from_end();
     bf16 *row = logits + (int64_t)row_index * row_stride, *cache = (bf16*)shared;
@@ -99,10 +101,13 @@ __global__ static void __launch_bounds__(1024)
         if (!CACHED) mask_padding(x, i, V);
         unpack8(f, x);
         for (int j = 0; j < 8; j++) f[j] = __expf(f[j] - s.max) * scale;
-        store16_once(row + i, pack8(f));
+        if (F == FP8_NONE) store16_once(row + i, pack8(f));
+        quantized.store(row_index * dlogits8.stride + i, pack8(f));
     }
-    if (known && threadIdx.x == target / 8 % blockDim.x) // this thread has just written there
-        row[target] = __float2bfloat16(__expf(target_logit - s.max) * scale - dloss);
+    if (!known || threadIdx.x != target / 8 % blockDim.x) return; // this thread has just written there
+    const bf16 of_target = __float2bfloat16(__expf(target_logit - s.max) * scale - dloss);
+    if (F == FP8_NONE) row[target] = of_target;
+    quantized.store_one(row_index * dlogits8.stride + target, of_target);
 }
 
 typedef struct {
@@ -113,8 +118,9 @@ typedef struct {
 // losses[t] = -log softmax(logits_t)[targets[t]] of each row, with a sign as above. With `train`, logits
 // become the gradient of losses[t] times dloss, and their padding columns zeros. logits are aligned to 16
 // bytes. Any other target outside 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
+// dlogits8 has a place in FP8: the gradient is written there, in E5M2, and logits stay.
 static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
-                              float dloss, bool train, cudaStream_t stream) {
+                              float dloss, bool train, cudaStream_t stream, const Fp8Tensor& dlogits8 = {}) {
     Range range("loss", RANGE_FORWARD, stream);
     int64_t rows = shape->rows, V = shape->V, row_stride = shape->row_stride;
     assert(row_stride >= V && row_stride % 8 == 0 && row_stride <= INT32_MAX / 2 && rows <= INT32_MAX);
@@ -125,11 +131,14 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     bool cached = train && bytes + 1024 <= most; // 1024: block_exp_sum's, rounded up
     if (!cached) bytes = 0;
-    auto kernel = cached  ? classifier_kernel<true, true>
-                  : train ? classifier_kernel<true, false>
-                          : classifier_kernel<false, false>;
+    const bool in_fp8 = train && dlogits8.data;
+    auto kernel = cached && in_fp8 ? classifier_kernel<true, true, FP8_E5M2>
+                  : cached         ? classifier_kernel<true, true, FP8_NONE>
+                  : in_fp8         ? classifier_kernel<true, false, FP8_E5M2>
+                  : train          ? classifier_kernel<true, false, FP8_NONE>
+                                   : classifier_kernel<false, false, FP8_NONE>;
     launch_after(kernel, (unsigned)rows, threads, bytes, stream, losses, logits, targets, (int)V,
-                 (int)row_stride, dloss);
+                 (int)row_stride, dloss, dlogits8);
 }
 
 // Copies the rows of logits to the host, without their padding.

@@ -158,6 +158,7 @@ static inline void layer_weights_in_fp8(const Layer* layer, const Fp8State* s) {
 // the residual stream, which is the output's of the linear layer before it.
 static inline Fp8Tensor layer_norm_output(const Layer* layer, ParamKind kind) {
     if (!layer->fp8) return Fp8Tensor{};
+    if (kind == P_NORM) return fp8_head_input(layer->fp8);
     if (kind == P_MIXER_NORM) return layer_in_proj(layer).fp8.x;
     return kind == P_MLP_NORM ? layer_linear(layer, P_GATE_PROJ).fp8.x : Fp8Tensor{};
 }

@@ -11,12 +11,13 @@ Four linear layers of each block, with weights w [N, K]:
     FP8_DOWN_PROJ    its second one
 
 Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. All three GEMMs of a
-layer read them. Embedding, lm_head and attention are in bf16.
+layer read them. So do those of lm_head, of a state of its own: no history. Embedding and attention are in bf16.
 */
 #pragma once
 
 #include "../formats/json.h"
 #include "params.h"
+#include "shapes.h"
 
 enum { FP8_IN_PROJ, FP8_O_PROJ, FP8_GATE_PROJ, FP8_DOWN_PROJ, FP8_LINEARS };
 
@@ -63,11 +64,16 @@ static inline int64_t fp8_block_bytes(const Fp8Shape shapes[FP8_LINEARS]) {
     return bytes;
 }
 
+// Bytes of lm_head in FP8, with its padding rows, and transposed.
+static inline int64_t fp8_head_bytes(const Config* c) {
+    return 2 * matmul_padded(c->vocab_size) * c->hidden_size;
+}
+
 // Bytes of all weights in FP8, the same on every rank.
 static inline int64_t fp8_weight_bytes(const Config* c, const ParamTable* table) {
     Fp8Shape shapes[FP8_LINEARS];
     fp8_shapes(shapes, c, table);
-    return c->num_hidden_layers * fp8_block_bytes(shapes);
+    return c->num_hidden_layers * fp8_block_bytes(shapes) + fp8_head_bytes(c);
 }
 
 // A pass needs five buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream and of

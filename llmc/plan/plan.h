@@ -292,7 +292,10 @@ static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t
     const Run* run = (const Run*)model;
     return gpu_pass_bytes(&run->config, &run->table, B, T, recompute) +
            gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute) +
-           (plan_fp8(run) ? fp8_pass_bytes(&run->config, &run->table, B * T) : 0);
+           (plan_fp8(run) ? fp8_pass_bytes(&run->config, &run->table, B * T) +
+                                gpu_logit_rows(B * T, matmul_padded(run->config.vocab_size)) *
+                                    matmul_padded(run->config.vocab_size)
+                          : 0);
 }
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.
