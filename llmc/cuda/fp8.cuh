@@ -208,8 +208,8 @@ static inline int64_t fp8_tiles(int64_t rows, int64_t columns) {
     return tiles;
 }
 
-// A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no bank conflicts
-// where it is read.
+// A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no bank
+// conflicts where it is read.
 struct Fp8Turned {
     uint32_t words[FP8_TILE][FP8_TILE / 4];
 
@@ -275,4 +275,10 @@ static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t row
     assert(stride % 8 == 0);
     auto kernel = fp8_transpose_kernel<F, T>;
     CUDA_LAUNCH(kernel, fp8_tiles(rows, columns), 256, stream, t, x, stride, (int)rows, (int)columns, scale);
+}
+
+// The transposed copy of a tensor [rows, columns], unless it has no place for it.
+template <Fp8Format F>
+static inline void fp8_turn(const Fp8Tensor* x, int64_t rows, int64_t columns, cudaStream_t stream) {
+    if (x->turned) fp8_transpose<F>(x->turned, x->data, x->stride, rows, columns, x->scale, stream);
 }

@@ -276,7 +276,8 @@ __global__ static void __launch_bounds__(1) fp8_set_scale_kernel(Fp8Scale* scale
     *scale = value;
 }
 
-// The scale of lm_head's input, from the weights [d] of the norm before it; nothing where FP8 is not to be computed yet.
+// The scale of lm_head's input, from the weights [d] of the norm before it; nothing where FP8 is not to be computed
+// yet.
 static inline void fp8_head_input_scale(const Fp8State* s, const bf16* weight, cudaStream_t stream) {
     if (s->scaled)
         CUDA_LAUNCH(fp8_norm_scale_kernel, 1, 32, stream, fp8_scale_of(s, s->layers, 0, FP8_INPUT), weight,

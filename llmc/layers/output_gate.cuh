@@ -109,7 +109,8 @@ __global__ static void __launch_bounds__(256)
     quantized.finish();
 }
 
-// Writes y and y8, and rstd with a norm. y may be o where o is not needed afterwards; NULL: y8 alone is written.
+// Writes y and y8, also transposed where that has a place, and rstd with a norm. y may be o where o is not needed
+// afterwards; NULL: y8 alone is written.
 static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate* gate, const HeadShape* shape,
                                        cudaStream_t stream) {
     Range range("output norm and gate", RANGE_FORWARD, stream);
@@ -121,6 +122,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
                   : gate->y8.data ? output_gate_forward_kernel<FP8_E4M3, false>
                                   : output_gate_forward_kernel<FP8_NONE, false>;
     launch_after(kernel, grid, heads.threads, 0, stream, y, o, a);
+    fp8_turn<FP8_E4M3>(&gate->y8, a.tokens, shape->NH * shape->dh, stream);
 }
 
 // ----------------------------------------------------------------------------

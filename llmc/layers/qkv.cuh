@@ -352,8 +352,8 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
-// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2, or there alone; zeros
-// its padding columns, and adds to each path's dweight.
+// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2, or there alone;
+// zeros its padding columns, and adds to each path's dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
                                 const NormPartial& partial, const HeadShape* shape, const Fp8Tensor& dproj8,
                                 cudaStream_t stream) {

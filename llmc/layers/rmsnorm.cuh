@@ -190,12 +190,13 @@ static inline int rmsnorm_threads(int64_t d) {
     return (int)(32 * ceil_div<int64_t>(d, 256));
 }
 
-// y [rows, d] = RMSNorm(x), and norm->y8
+// y [rows, d] = RMSNorm(x), and norm->y8, also transposed where that has a place
 static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_FORWARD, stream);
     auto kernel = norm->y8.data ? rmsnorm_forward_kernel<FP8_E4M3> : rmsnorm_forward_kernel<FP8_NONE>;
     CUDA_LAUNCH(kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x, norm->weight,
                 (int)norm->d, (float)norm->eps, norm->y8);
+    fp8_turn<FP8_E4M3>(&norm->y8, norm->rows, norm->d, stream);
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x, and norm->dx8; norm->dweight += its gradient. Unless y is

@@ -82,6 +82,17 @@ static void test_scale() {
 // ----------------------------------------------------------------------------
 // the kernels of layers
 
+// turned [columns, rows] has the bytes of `by_rows` [rows, columns].
+static void check_turned(const char* name, const Buffer<uint8_t>& turned, const vector<uint8_t>& by_rows,
+                         int64_t rows, int64_t columns) {
+    const vector<uint8_t> got = turned.host();
+    int64_t wrong = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) wrong += got[c * rows + r] != by_rows[r * columns + c];
+    CHECK(wrong == 0, "%s, %s: %lld of %lld transposed bytes are wrong", test_case, name, (long long)wrong,
+          (long long)(rows * columns));
+}
+
 static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
     snprintf(test_case, sizeof test_case, "rmsnorm rows %lld d %lld scale %g", (long long)rows, (long long)d,
              scale);
@@ -97,6 +108,8 @@ static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
     beside.dweight = dweight_beside;
     beside.y8 = y8.tensor, beside.dx8 = dx8.tensor;
     alone.y8 = y8_alone.tensor;
+    Buffer<uint8_t> turned(rows * d);
+    if (rows % 4 == 0) alone.y8.turned = turned;
     dweight.zero(), dweight_beside.zero();
     rmsnorm_forward(y, x, &norm, 0);
     rmsnorm_forward(y_beside, x, &beside, 0);
@@ -109,23 +122,13 @@ static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
     check_same_bits("dweight", dweight, dweight_beside);
     y8.check("y8", y.host());
     y8_alone.check("y8 alone", y.host());
+    if (rows % 4 == 0) check_turned("y8", turned, y8_alone.bytes.host(), rows, d);
     dx8.check("dx8", dx.host());
     for (bf16 element : y_none.host())
         if (bf16_bits(element) != 0xFFFF) {
             CHECK(false, "%s: y is written though it is not read", test_case);
             break;
         }
-}
-
-// turned [columns, rows] has the bytes of `by_rows` [rows, columns].
-static void check_turned(const char* name, const Buffer<uint8_t>& turned, const vector<uint8_t>& by_rows,
-                         int64_t rows, int64_t columns) {
-    const vector<uint8_t> got = turned.host();
-    int64_t wrong = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) wrong += got[c * rows + r] != by_rows[r * columns + c];
-    CHECK(wrong == 0, "%s, %s: %lld of %lld transposed bytes are wrong", test_case, name, (long long)wrong,
-          (long long)(rows * columns));
 }
 
 static void test_swiglu(int64_t rows, int64_t I, float scale) {
@@ -204,11 +207,14 @@ static void test_output_gate(const HeadShape& s, float scale) {
     beside.dweight = dweight_beside, beside.dgate = dproj_beside + 3 * d;
     beside.y8 = y8.tensor, beside.dgate8 = dproj8.tensor;
     beside.dgate8.data += 3 * d;
+    Buffer<uint8_t> turned(tokens * d);
+    if (tokens % 4 == 0) beside.y8.turned = turned;
     dweight.zero(), dweight_beside.zero();
     output_gate_forward(y, o, &gate, &s, 0);
     output_gate_forward(y_none, o, &beside, &s, 0);
     output_gate_forward(NULL, o, &none, &s, 0); // neither norm nor gate
     y8.check("y8", y.host());
+    if (tokens % 4 == 0) check_turned("y8", turned, y8.bytes.host(), tokens, d);
     plain.check("o", o.host());
     CHECK(bf16_bits(y_none.host()[0]) == 0xFFFF, "%s: y is written though it is not read", test_case);
     output_gate_backward(dout, y_again, dy, o, &gate, {partial}, &s, 0);
@@ -494,6 +500,7 @@ int main(int argc, char** argv) {
         if (!quick) test_transpose(1008, 1536, 6272);
         for (float scale : SCALES) {
             test_rmsnorm(5, 72, scale);
+            test_rmsnorm(16, 72, scale);
             test_swiglu(16, 48, scale);
             test_swiglu(144, 208, scale);
             if (!quick) test_rmsnorm(1000, 1536, scale);
