@@ -1,6 +1,7 @@
 /*
 Hopper's instructions as small functions: mbarriers, the tensor memory accelerator (TMA), matrix
-multiplication by a warpgroup (wgmma). They exist on sm_90a only: call them under SM90_CODE.
+multiplication by a warpgroup (wgmma). wgmma and setmaxnreg exist on sm_90a only: call them under SM90_CODE.
+mbarriers and bulk copies exist on later GPUs too: cluster.cuh calls them there.
 
 A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 bytes a row, with the 16-byte
 chunks permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two

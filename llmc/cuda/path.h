@@ -16,6 +16,12 @@ static inline AttentionPath attention_path_of(int capability, int ptx_version) {
     return capability == 90 && ptx_version == 90 ? ATTENTION_SM90 : ATTENTION_SM80;
 }
 
+// Whether decode.cuh's kernels, which need clusters and bulk copies, run. ptx_version: of one of them.
+// shared: bytes that a thread block can have; needed: bytes of the largest one, more than sm_120 has.
+static inline bool decode_runs_of(int ptx_version, long long shared, long long needed) {
+    return ptx_version >= 90 && shared >= needed;
+}
+
 // Whether a kernel may start before the one ahead of it has ended: only where kernel_wait (launch.cuh) waits
 // for that one, which it does in code for sm_90 and later.
 static inline bool launch_overlaps_of(int ptx_version) { return ptx_version >= 90; }

@@ -16,5 +16,9 @@ int main(void) {
     for (size_t k = 0; k < sizeof ptx_versions / sizeof *ptx_versions; k++)
         CHECK(launch_overlaps_of(ptx_versions[k]) == (ptx_versions[k] != 80),
               "kernels compiled for %d overlap", ptx_versions[k]);
+    for (size_t k = 0; k < sizeof ptx_versions / sizeof *ptx_versions; k++)
+        CHECK(decode_runs_of(ptx_versions[k], 2, 2) == (ptx_versions[k] != 80) &&
+                  !decode_runs_of(ptx_versions[k], 1, 2),
+              "decoding with kernels compiled for %d", ptx_versions[k]);
     return test_report();
 }

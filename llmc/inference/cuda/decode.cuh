@@ -41,7 +41,7 @@ Invariants of a launch and of a cluster:
    warps, and split_o after the next head's first __syncthreads, which warp 0 reaches after decode_output. The
    last elements of split_o and split_state are warp 0's alone.
 
-Called by the GPU trainer on Hopper.
+Called by the GPU trainer on Hopper and later GPUs with as much shared memory (decode_runs).
 */
 #pragma once
 
@@ -55,9 +55,6 @@ enum { DECODE_MAX_HEADS = 32, DECODE_HEAD_SHIFT = 101 };
 
 // Length of a decoded sequence, in tokens, from which on a pass may be uneven
 enum { DECODE_UNEVEN_TOKENS = 8192 };
-
-// Whether decode_attention computes the sequences of a pass that have one row.
-static inline bool decode_runs(void) { return attention_runs_sm90(); }
 
 // ----------------------------------------------------------------------------
 // which heads and splits a block computes
@@ -319,6 +316,21 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
     a->stages = decode_stages<DH>(uneven && grid <= num_sms);
     launch_clusters(decode_kernel<DH, GATE>, a->blocks, dim3((unsigned)grid), 32 * DECODE_WARPS,
                     DecodeShared<DH>::bytes(splits, a->stages), stream, *a);
+}
+
+// Whether decode_attention computes the sequences of a pass that have one row. True without a GPU.
+static inline bool decode_runs(void) {
+    static int runs = -1;
+    if (runs < 0 && !device_exists()) runs = 1;
+    if (runs < 0) {
+        const int64_t needed = std::max(DecodeShared<64>::bytes(DECODE_SPLITS, DECODE_MAX_STAGES),
+                                        DecodeShared<128>::bytes(DECODE_SPLITS, DECODE_MAX_STAGES));
+        cudaFuncAttributes kernel;
+        CUDA_CHECK(cudaFuncGetAttributes(&kernel, decode_kernel<64, true>));
+        runs = decode_runs_of(kernel.ptxVersion, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                              needed);
+    }
+    return runs;
 }
 
 // Appends a layer's rows that are their sequence's only ones in the pass, and computes their attention. Only
