@@ -2,7 +2,11 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
+# The makes that recipes start are given what the shell was asked: it would take longer than they do
+PROBES = PROBED=1 $(foreach v,VERSION MPI_COMPILE MPI_LINK MPI_FOUND NCCL_FOUND GPU_ARCHS,$v='$($v)')
+ifndef PROBED
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+endif
 # -march=native: without the machine's vector instructions GEMMs run several times slower. -fno-math-errno
 # lets sqrt vectorize, -fno-trapping-math loops that choose between numbers, as exp_real does. -ffast-math is not used: it
 # would compile the checks for NaN away.
@@ -29,9 +33,11 @@ has_header = $(shell printf '\043if !__has_include(<$1>)\n\043error\n\043endif\n
 
 # Several ranks need OpenMPI (package libopenmpi-dev) where mpirun starts them. USE_MPI=0: without it, even
 # where it is installed. OMPI_SKIP_MPICXX: mpi.h without OpenMPI's C++ classes, which are another library.
+ifndef PROBED
 MPI_COMPILE := $(shell mpicc --showme:compile 2>/dev/null || pkg-config --cflags ompi-c 2>/dev/null)
 MPI_LINK    := $(shell mpicc --showme:link 2>/dev/null || pkg-config --libs ompi-c 2>/dev/null)
 MPI_FOUND   := $(call has_header,mpi.h,$(MPI_COMPILE))
+endif
 USE_MPI     ?= $(MPI_FOUND)
 ifeq ($(USE_MPI),1)
 ifneq ($(MPI_FOUND),1)
@@ -99,7 +105,9 @@ rpath = -Xlinker '-rpath="$(if $(filter /%,$1),,$(CURDIR)/)$1"'
 CUDA_LIB  := $(dir $(firstword $(NVCC)))../lib
 CUBLAS_LT := $(if $(wildcard $(CUDA_LIB)64),,$(lastword $(sort $(wildcard $(CUDA_LIB)/libcublasLt.so.*))))
 # An nvidia-smi that fails says so on standard output.
+ifndef PROBED
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$$/\1\2/p')
+endif
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
 # -Wno-missing-field-initializers: fields that a named initializer leaves out are 0, as in C, where gcc does not warn.
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
@@ -124,7 +132,9 @@ GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) $(call rpath,$(CUDA_LIB
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
 # package, which can be NCCL_HOME, has no libnccl.so.
 NCCL_INCLUDE := $(if $(NCCL_HOME),-isystem '$(NCCL_HOME)/include')
+ifndef PROBED
 NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(firstword $(NVCC)))../include)
+endif
 USE_NCCL     ?= $(NCCL_FOUND)
 ifeq ($(USE_NCCL),1)
 ifneq ($(NCCL_FOUND),1)
@@ -293,7 +303,7 @@ tests tests-all:
 
 # A program is built and run in one recipe, so that results come while others are compiled.
 run/build/%: | build/test build/flags $(HF_MODELING) tests-begin
-	+@$(MAKE) -s --no-print-directory build/$*
+	+@$(MAKE) -s --no-print-directory $(PROBES) build/$*
 	@dev/test/run.sh --one build/$*
 run/dev/%: $(TEST_TOOLS) | tests-begin
 	@dev/test/run.sh --one dev/$*

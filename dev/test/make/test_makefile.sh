@@ -41,6 +41,13 @@ architectures "code=sm_80 code=sm_90a"
 script "$scratch/bin/nvidia-smi" <<<'printf "No devices were found\n"; exit 6'
 architectures "code=sm_80 code=sm_90a"
 
+# The make that builds a test asks the shell nothing again
+script "$scratch/bin/mpicc" <<<"echo >>'$PWD/$scratch/asked'"
+check "make -n" env PATH="$PWD/$scratch/bin:$PATH" make -n run/build/test/test_numbers_sanitized
+said "PROBED=1"
+equals 2 "$(wc -l <"$scratch/asked")"
+rm "$scratch/bin/mpicc"
+
 # Libraries in a source folder with a space in its path, which nvcc passes on to a shell
 tree="$scratch/a tree"
 mkdir -p "$tree/nccl/include" "$tree/cuda/bin" "$tree/cuda/lib"
