@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what a make target needs and this machine lacks, after naming it: packages of Debian and Ubuntu, and for tests the
-# Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python. test-all,
-# which no target calls, adds PyTorch (from PyPI 4 GB), transformers and lm_eval: build/hf. SETUP=no: nothing is installed.
+# Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python. test-all
+# adds PyTorch (for CPUs, or where that index is not reached PyPI's, 7 GB), transformers and lm_eval: build/hf. SETUP=no:
+# nothing is installed.
 #
 # On other systems, without root and sudo, or with SETUP=no, prints a line for each missing program or library and fails. Of
 # Python packages that cannot be installed it prints one line: tests skip what needs them.
@@ -10,6 +11,7 @@
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 
+UV=0.13.9 # installs Python packages
 want=${1:?usage: scripts/setup.sh build|test|test-all}
 check=$(dirname "$0")/check.sh requirements=$(dirname "$0")/requirements.txt
 
@@ -49,11 +51,13 @@ environment() {
     if whole "$1" "$2"; then return; fi
     echo "missing Python packages, now installed in $1 (SETUP=no: not):" $2
     pip="$1/bin/pip --disable-pip-version-check install -q --retries 1 -c $requirements"
+    uv="$1/bin/uv pip install -q --no-cache --python $1/bin/python3 -c $requirements" # unpacks in a fifth of pip's time
     {
         rm -f "$1/requirements.txt" && python3 -m venv --clear "$1" && {
-            # PyTorch without CUDA, of which there are 3 GB on PyPI
-            [ "$1" != build/hf ] || $pip --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch || :
-        } && $pip $2 && cp "$requirements" "$1"
+            $pip "uv==$UV" && {
+                [ "$1" != build/hf ] || $uv --index-url https://download.pytorch.org/whl/cpu torch || :
+            } && $uv $2 || $pip $2
+        } && cp "$requirements" "$1"
     } >"$1.log" 2>&1 || {
         rm -rf "$1"
         echo "these packages could not be installed, and tests will skip what needs them: $(grep . "$1.log" | tail -n 1)"

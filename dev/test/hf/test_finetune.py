@@ -105,7 +105,7 @@ def check_trains_on(folder, work, loss, name):
     """Two steps from the folder: the first has the loss of its batch, and the second changes it."""
     out = work / ("on-" + name)
     run("--init", folder, "--data", work / "text.bin", "--out", out, *BATCH, "--max-tokens", 1024,
-        "--warmup-tokens", 512)
+        "--warmup-tokens", 512, "--shuffle", "false")
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "grad_norm" in line]
     assert len(losses) == 2 and math.isfinite(losses[1]), f"{losses}"

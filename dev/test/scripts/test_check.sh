@@ -15,14 +15,15 @@ code=$(cat)
 for header in $MISSING; do case $code in *"$header"*) exit 1 ;; esac; done
 case $* in *-E*) echo "$code" | sed "s/^value NCCL_MAJOR/value 2/; s/^value NCCL_MINOR/value ${NCCL_MINOR:-28}/; s/^value CU[A-Z_]*/value 13/" ;; esac'
 for name in make openssl mpirun g++; do program $name "echo $name 1.0"; done
-# python3 has the packages in $HAS, or all of them. An environment that it makes has all, and a pip that runs $PIP
+# python3 has the packages in $HAS, or all of them. An environment that it makes has all, and a pip that runs $PIP and
+# installs uv
 program python3 'case $* in
 *find_spec*) shift 2; for name; do case " ${HAS-$*} " in *" $name "*) ;; *) exit 1 ;; esac; done ;;
 *ensurepip*) [ ! "$NO_VENV" ] ;;
 *"-m venv"*) echo "venv $4" >>"$LOG"; mkdir -p "$4/bin"; cp "$TOOLS/pip" "$4/bin"; cp "$TOOLS/mpicc" "$4/bin/python3" ;;
 *) echo python3 1.0 ;;
 esac'
-program pip 'echo "$*" >>"$LOG"; eval "$PIP"'
+program pip 'echo "${0##*/} $*" >>"$LOG"; eval "$PIP"; case $* in *uv==*) cp "$0" "${0%pip}uv" ;; esac'
 export TOOLS=$scratch/all
 program mpicc ''
 program nvcc 'echo "Cuda compilation tools, release ${CUDA:-13.0}, V${CUDA:-13.0}.88"'
@@ -128,10 +129,12 @@ equals "no environment" "$(ls -d "$scratch/tree/build/python" 2>/dev/null || ech
 machine "" env -C "$scratch/tree" HAS= PIP='kill -9 $PPID' scripts/setup.sh test >"$scratch/stdout" 2>&1
 for reason in "interrupted" "requirements.txt has changed"; do
     packages test "numpy" && equals "venv build/python" "$(head -n 1 "$LOG")"
-    equals "$small" "$(sed -n 's/.*requirements.txt //p' "$LOG")"
+    equals "$small" "$(sed -n 's/^uv .*requirements.txt //p' "$LOG")"
     packages test "numpy" && equals "" "$(cat "$LOG" "$scratch/stdout")"
     echo "# a comment" >>"$scratch/tree/scripts/requirements.txt"
 done
+echo "# without uv" >>"$scratch/tree/scripts/requirements.txt"
+packages test "numpy" PIP='case $* in *uv==*) exit 1 ;; esac' && equals "$small" "$(sed -n '$s/^pip .*requirements.txt //p' "$LOG")"
 packages test-all "$small" && said "installed in build/hf"
 equals "transformers torch lm_eval accelerate" "$(grep -oE 'torch$|transformers|lm_eval|accelerate' "$LOG" | sort -ru | xargs)"
 packages test-all "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
