@@ -145,7 +145,7 @@ assert crossed["fox-pro minus transformer-pro-4heads"] == ["1", "+0.1500", "+0.1
 assert crossed["7 more"][1] == "no run yet" and len(crossed) == 3, crossed
 assert rows(page, "window")[2:] == [["transformer-pro-4heads_11", "2.5000", "2.0833", "0.7500"]], rows(page, "window")
 assert "The command of fox-pro_11 again: validation loss 1.9100, first 1.9000, a difference of +0.0100" in page
-assert variants["11 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
+assert variants["12 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
 assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first[2].endswith("0 of 256"), first
 
