@@ -37,6 +37,7 @@ for file in model optimizer; do same "$(step two 20)/$file.safetensors" "$(step 
 
 # A host that hears and says nothing any more, at step 20: on each side the trainer ends, and names the other. torchrun
 # itself waits up to five minutes for its other part.
+rm "$scratch/out_h0" # of the run before, which has a step 20
 both --max-tokens 1e9 --save-every 10 --log-every 10 --out out/lost &
 await 120 "no step 20" grep -q '^step *20/' "$scratch/out_h0"
 unplug h1
