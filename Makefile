@@ -189,7 +189,7 @@ test: ## install packages, build, run the tests that need no GPU, in minutes (JO
 	+$(PARALLEL) tests
 
 test-all: ## the same with all builds and long campaigns, and PyTorch: what .ci/run runs (JOBS=)
-	scripts/setup.sh test-all
+	scripts/setup.sh test
 	+$(PARALLEL) tests-all
 
 .PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
