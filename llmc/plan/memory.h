@@ -86,7 +86,9 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
     // backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
     const int64_t x = 2 * d, qkv = 2 * d + 4 * kd, outputs = 4 * d + 2 * I + gates_output * 2 * d;
     const int64_t inner = 2 * S + 4 * d + 4 * I + 12 * NH + 4 * KVH + 8 * gated * NH + 8;
-    const int64_t shared = 2 * S + 10 * d + 4 * kd + 6 * I + 4 * learns * NH + gates_output * 4 * NH + 16;
+    const int64_t norms = config_prunes(c) * 2 * NH; // of q and k, every 4 tokens
+    const int64_t shared =
+        2 * S + 10 * d + 4 * kd + 6 * I + 4 * learns * NH + gates_output * 4 * NH + norms + 16;
     const int64_t layers = x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) +
                            qkv * (recompute <= RECOMPUTE_FUSED ? L : 1) +
                            outputs * (recompute == RECOMPUTE_NONE ? L : 1);
