@@ -162,7 +162,7 @@ def tensors_of(path):
     def tensor(name):
         entry = header[name]
         begin, end = entry["data_offsets"]
-        kind = {"F32": "f", "F64": "d"}[entry["dtype"]]
+        kind = {"F32": "f", "F64": "d", "I32": "i"}[entry["dtype"]]
         return struct.unpack(f"<{math.prod(entry['shape'])}{kind}", data[8 + size + begin : 8 + size + end]), entry["shape"]
     return tensor
 
@@ -180,9 +180,13 @@ def gates_of(maps, checkpoint):
     """The bias of each gate, and mean and sd of w_f a = log(f / (1 - f)) - bias over the text of --maps; None: the gates
     do not depend on the data. maps, checkpoint: files of the same step."""
     weights, tensor = tensors_of(checkpoint), tensors_of(maps)
-    layers, heads = tensor("half_life")[1]
+    rows, heads = tensor("half_life")[1]
+    try:
+        layers, _ = tensor("layers")
+    except KeyError:
+        layers = range(rows)  # of an older trainer
     gates = {"bias": [], "mean": [], "sd": []}
-    for layer in range(layers):
+    for layer in layers:
         try:
             bias, _ = weights(f"model.layers.{layer}.attn.fgate_proj.bias")
         except KeyError:

@@ -23,7 +23,7 @@ def evaluate(options, folder, path, rolled):
     if path.exists():
         found = read_json(path)
         same = [found.get(key) for key in ("checkpoint", "data", "roll")] == [folder, options.val_data, roll]
-        if same and options.seq_len in (None, found.get("seq_len")):
+        if same:
             return positions.read_eval(path)
     run_trainer(folder, options.trainer, "--init", folder, "--eval", str(path), "--val-data", options.val_data,
                 *["--roll", str(roll)] * rolled, *["--seq-len", str(options.seq_len)] * bool(options.seq_len))
@@ -45,7 +45,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     for name, folder in named_files(options.checkpoints):
         folder = checkpoint(str(folder))
-        stem = f"{name}.{count[name]}".replace("/", "_")
+        stem = f"{name}.{count[name]}".replace("/", "_") + f".{options.seq_len}" * bool(options.seq_len)
         count[name] += 1
         for rolled in False, True:
             result = evaluate(options, folder, out / f"{stem}{'.rolled' * rolled}.json", rolled)
