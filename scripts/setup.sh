@@ -54,9 +54,9 @@ environment() {
     uv="$1/bin/uv pip install -q --no-cache --python $1/bin/python3 -c $requirements" # unpacks in a fifth of pip's time
     {
         rm -f "$1/requirements.txt" && python3 -m venv --clear "$1" && {
-            $pip "uv==$UV" && {
-                [ "$1" != build/hf ] || $uv --index-url https://download.pytorch.org/whl/cpu torch || :
-            } && $uv $2 || $pip $2
+            $pip "uv==$UV" || uv=$pip
+            [ "$1" != build/hf ] || $uv --index-url https://download.pytorch.org/whl/cpu torch || :
+            $uv $2 || $pip $2
         } && cp "$requirements" "$1"
     } >"$1.log" 2>&1 || {
         rm -rf "$1"
