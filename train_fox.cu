@@ -388,7 +388,7 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
     X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
     X(float, losses, SHARED, BT)                   /* [B,T] */ \
-    X(bf16, logits, SHARED, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(bf16, logits, SHARED, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient, transposed in FP8 */ \
     X(fp8, dlogits8, SHARED, in_fp8 * logit_rows * Vs) /* [rows,Vs] of --fp8 */ \
     X(bf16, dx, SHARED, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
     X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
@@ -828,7 +828,7 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
     int64_t chunk = gpu_logit_rows(BT, model->Vs);
     Range range("lm_head and loss", RANGE_FORWARD, model->stream);
-    if (model->fp8) fp8_head_gradient_scale(model->fp8, dloss, model->stream);
+    if (train && model->fp8) fp8_head_gradient_scale(model->fp8, dloss, model->stream);
     for (int64_t t = 0; t < BT; t += chunk) {
         Linear lm_head = model_lm_head(model, t, std::min(chunk, BT - t));
         LogitShape shape = {lm_head.rows, V, model->Vs};

@@ -12,7 +12,7 @@ With --masked bit 31 of an id says that the token counts as a target; those with
 
 As in text_to_shards, the end-of-text token precedes each document; with --doc-len D each is divided into
 documents of exactly D tokens, and the rest is dropped; with --pack T documents are packed into rows (pack.h). The
-shards of a prefix are replaced as a whole, at the end (shard_set.h). If the input ends without kind 4, the old shards
+shards of a prefix are replaced as a whole, at the end (shard_writer.h). If the input ends without kind 4, the old shards
 remain.
 */
 #include <signal.h>

@@ -13,7 +13,7 @@ A file is read and encoded in pieces, cut where no token can cross the cut, so m
 
 Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
 
-The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the
+The shards of a prefix are replaced as a whole, at the end (shard_writer.h). Until then, and after an error, the
 old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (not_text.h); so are files
 that change while they are read.
 */

@@ -6,7 +6,7 @@ PREFIX_tokenizer.json, which both programs of this folder write beside the shard
 #include "shard_writer.h"
 #include "../llmc/tokens/tokenizer_json.h"
 
-// Writes the file of a tokenizer under its temporary name (shard_set.h).
+// Writes the file of a tokenizer under its temporary name (shard_writer.h).
 static inline bool tokenizer_file_write(const char* prefix, const char* split, const Tokenizer* t,
                                         Error* err) {
     ByteBuffer json = {NULL, 0, 0};

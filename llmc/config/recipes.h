@@ -94,7 +94,7 @@ static inline const RecipeRow* recipe_find(RecipeName name, const char* family, 
     return NULL;
 }
 
-// Lists the rows of a recipe, as in "760m (transformer-llama), 125m (all families)".
+// Lists the rows of a recipe, as in "760m (transformer-llama), 125m (the paper's families)".
 static inline void recipe_list(char* text, size_t size, RecipeName name) {
     size_t n = 0;
     text[0] = '\0';

@@ -1,5 +1,5 @@
 /*
-The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place.
+The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place but in FP8.
 
 logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
 targets [rows] are token ids, or TARGET_NONE, which has no loss and no gradient. losses [rows] are float.

@@ -218,8 +218,8 @@ static inline void weight_stream_sequential(WeightStream* w, bool on) {
 }
 
 // Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
-// main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
-// projection, padded, reach into the tensors behind it.
+// main stream may overwrite neither dout nor x, nor what they are in FP8, nor add to any of the N rows of dw;
+// those of the fused projection, padded, reach into the tensors behind it.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
     side_fork(&w->side);
     linear_backward_weight(dout, x, linear, &w->matmul);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every target of `make help` and every script of scripts/, data/ and dev/ runs. One that has no row in the table below
-# fails this test. HF_PYTHON: a Python with PyTorch, numpy and safetensors, as .ci/run has it.
+# fails this test. HF_PYTHON: a Python with PyTorch, numpy and safetensors.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=build/test/smoke
 rm -rf $scratch

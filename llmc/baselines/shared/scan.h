@@ -42,7 +42,7 @@ typedef struct {
     const int32_t* doc_start; // [B,T], as Layer's; NULL: a sequence is one document
 } ScanShape;
 
-// That of a layer whose heads have keys of their own.
+// The shape of a layer's recurrence where heads have keys of their own.
 static inline ScanShape scan_shape(const Layer* layer, int64_t decay_width, int64_t value_row) {
     const int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config);
     ScanShape s = {.B = layer->B,

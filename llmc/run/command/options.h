@@ -193,8 +193,7 @@ ROW(CHOICE, attention, RECORDED | ALL_MODES, "attention", &ATTENTION_CHOICES(CHO
 ROW(FLAG, deterministic, RECORDED | ALL_MODES, "deterministic", "", 0, 0, 0, \
     "bitwise reproducible, slightly slower") \
 ROW(FLAG, fp8, RECORDED, "fp8", "", 0, 0, 0, \
-    "train with the blocks' large GEMMs in FP8, but for weight gradients; models with attention, on GPUs " \
-    "from compute capability 8.9 on") \
+    "train with the large GEMMs in FP8; models with attention, on GPUs from compute capability 8.9 on") \
 GROUP("Many ranks (mpirun, torchrun or srun)") \
 ROW(COUNT, timeout, ALL_MODES, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank does not come, or makes no progress, for so long") \
