@@ -188,7 +188,7 @@ test: ## install packages, build, run the tests that need no GPU, in minutes (JO
 	scripts/setup.sh test
 	+$(PARALLEL) tests
 
-test-all: ## the same with all builds and long campaigns, and PyTorch: what .ci/run runs (JOBS=)
+test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOBS=)
 	scripts/setup.sh test
 	+$(PARALLEL) tests-all
 
