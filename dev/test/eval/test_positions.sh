@@ -238,11 +238,11 @@ rolled() {
     [ $drawn = 0 ] || skip "the picture of rolled.py: pip install -c scripts/requirements.txt matplotlib"
     script >"$scratch/stdout" 2>"$scratch/stderr"
     equals $drawn $?
-    equals "a.0 a.0.rolled a.1 a.1.rolled b.0 b.0.rolled" "$(cd "$out" && echo *.json | sed 's/\.json//g')"
+    equals "a.0.130 a.0.130.rolled a.1.130 a.1.130.rolled b.0.130 b.0.130.rolled" "$(cd "$out" && echo *.json | sed 's/\.json//g')"
     check "--eval of rolled documents" ./train_fox --init "$model" --eval "$result" --val-data "$shards/long.bin" --seq-len 130 --roll 5
     check "is what it has" "$python" - "$out" "$result" <<'END'
 import json, sys
-plain, rolled, alone = (json.load(open(path)) for path in (sys.argv[1] + "/b.0.json", sys.argv[1] + "/b.0.rolled.json", sys.argv[2]))
+plain, rolled, alone = (json.load(open(path)) for path in (sys.argv[1] + "/b.0.130.json", sys.argv[1] + "/b.0.130.rolled.json", sys.argv[2]))
 assert rolled["loss"] == alone["loss"] != plain["loss"] and (rolled["roll"], plain.get("roll")) == (5, None)
 END
     echo 'import sys; sys.exit("measured again")' >"$scratch/never"
