@@ -23,10 +23,10 @@ static const Size config_sizes[NUM_SIZES] = {
 // The whole recipe of a row for models of a size.
 static inline Recipe config_recipe(const Size* size, const RecipeRow* row) {
     Recipe r = {.name = row->name,
-                .seq_len = size->seq_len,
+                .seq_len = row->seq_len ? row->seq_len : size->seq_len,
                 .batch_tokens = size->batch_tokens,
                 .max_tokens = row->max_tokens,
-                .warmup_tokens = size->warmup_tokens,
+                .warmup_tokens = row->warmup_tokens ? row->warmup_tokens : size->warmup_tokens,
                 .lr = row->lr,
                 .lr_end = row->lr_end};
     return r;
@@ -67,7 +67,8 @@ static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* n
         c->log_pruning_tolerance = gated ? -10 : NAN;
         c->bos_token_id = c->eos_token_id = size->V - 1;
         *recipe = config_recipe(size, row);
-        if (recipe_lists(RECIPE_OWN_FAMILIES, family->name)) recipe->name = RECIPE_OWN;
+        if (wanted == RECIPE_OWN && recipe_lists(RECIPE_OWN_FAMILIES, family->name))
+            recipe->name = RECIPE_OWN;
         c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
         return !family->layers || layer_types_parse(&c->layer_types, name, family->layers, err);
     }
@@ -99,16 +100,17 @@ static inline Recipe config_nearest_recipe(const Config* c) {
 static inline void config_print_recipes(FILE* f) {
     fprintf(f,
             "\nRecipes of presets (--recipe; options beside it win; cosine with warm-up)\n"
-            "  %-10s %-5s %11s %7s %3s %5s %5s %6s %9s  %s\n",
+            "  %-10s %-5s%12s %7s %3s %5s %5s %6s %10s  %s\n",
             "recipe", "size", "tokens", "peak lr", "end", "heads", "T", "a step", "warm-up", "models");
     for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++) {
         const Size* size = config_sizes;
         char heads[24] = "";
         while (strcmp(size->name, row->size) != 0) size++;
         if (row->head_size) snprintf(heads, sizeof heads, "x %lld", (long long)row->head_size);
-        fprintf(f, "  %-10s %-5s %11lld %7g %3g %5s %5lld %6lld %9lld  %s\n", recipe_name(row->name),
-                row->size, (long long)row->max_tokens, row->lr, row->lr_end, heads, (long long)size->seq_len,
-                (long long)size->batch_tokens, (long long)size->warmup_tokens,
+        const Recipe r = config_recipe(size, row);
+        fprintf(f, "  %-10s %-5s%12lld %7g %3g %5s %5lld %6lld %10lld  %s\n", recipe_name(row->name),
+                row->size, (long long)r.max_tokens, r.lr, r.lr_end, heads, (long long)r.seq_len,
+                (long long)r.batch_tokens, (long long)r.warmup_tokens,
                 row->families             ? row->families
                 : row->name == RECIPE_OWN ? "all"
                                           : "the paper's");

@@ -2,7 +2,7 @@
 Published training recipes, one table: what --recipe names. A preset without --recipe has its own row: for
 125m and up the analysis runs of the paper's repository, for nano and micro one that nothing has published.
 
-What all recipes of a size share (lengths, batch, warm-up) stands in presets.h; what all recipes share (AdamW,
+What the recipes of a size share (lengths, batch, warm-up) stands in presets.h; what all recipes share (AdamW,
 weight decay, clipping, cosine) are the defaults of options.h. Called by presets.h.
 */
 #pragma once
@@ -10,7 +10,8 @@ weight decay, clipping, cosine) are the defaults of options.h. Called by presets
 #include "../base/common.h"
 
 #define RECIPE_CHOICES(X)                                                                                    \
-    X(RECIPE_ICLR, "iclr") X(RECIPE_ANALYSIS, "analysis") X(RECIPE_SUBMISSION, "submission")
+    X(RECIPE_ICLR, "iclr")                                                                                   \
+    X(RECIPE_ANALYSIS, "analysis") X(RECIPE_SUBMISSION, "submission") X(RECIPE_GDN, "gdn")
 #define RECIPE_VALUE(value, name) value,
 #define RECIPE_NAME(value, name)  name,
 typedef enum { RECIPE_CHOICES(RECIPE_VALUE) RECIPE_OWN = -1 } RecipeName; // RECIPE_OWN: the preset's
@@ -33,8 +34,9 @@ typedef struct {
 // The part of a recipe that the recipes of a size differ in, and the models that it is for.
 typedef struct {
     RecipeName name;
-    const char *size, *families;   // as in "fox-pro, mamba2"; NULL: all of the paper's
-    int64_t max_tokens, head_size; // 0: the preset's
+    const char *size, *families; // as in "fox-pro, mamba2"; NULL: all of the paper's
+    int64_t max_tokens;
+    int64_t head_size, seq_len, warmup_tokens; // 0: the preset's
     double lr, lr_end;
 } RecipeRow;
 
@@ -47,7 +49,8 @@ typedef struct {
 
 // ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview, before Pro
 // blocks; its models of 760m also had QK norm in one variant (qk_norm=true). The rates of its recurrent models
-// are not known.
+// are not known. GDN: what arXiv 2412.06464 (section 4; the cosine's end: its repository's pretrain.py) trains
+// models of 1.3 B parameters with, at the nearest size, where no rate was searched.
 // clang-format off
 static const RecipeRow recipe_rows[] = {
     //  recipe            size     families                                tokens       head  peak lr  end
@@ -59,6 +62,8 @@ static const RecipeRow recipe_rows[] = {
     ROW(RECIPE_ANALYSIS,   "760m",  NULL,                                   16106127360, 0,    1e-3,    0),
     ROW(RECIPE_SUBMISSION, "125m",  "fox-llama, transformer-llama",         2600000000,  0,    3e-3,    0.1),
     ROW(RECIPE_SUBMISSION, "760m",  "fox-llama, transformer-llama",         16106127360, 128,  1.25e-3, 0.1),
+    {.name = RECIPE_GDN, .size = "760m", .families = "gated-deltanet", .max_tokens = 100000000000,
+     .seq_len = 4096, .warmup_tokens = 1000000000, .lr = 4e-4, .lr_end = 0.1},
     ROW(RECIPE_OWN,        "nano",  NULL,                                   2097152,     0,    2e-3,    0),
     ROW(RECIPE_OWN,        "micro", NULL,                                   209715200,   0,    2e-3,    0),
 };
@@ -67,9 +72,14 @@ enum { NUM_RECIPE_ROWS = sizeof recipe_rows / sizeof recipe_rows[0] };
 #undef ROW
 #undef ICLR_TOKENS
 
-// Families that the paper does not have: nothing is published of them at these sizes, and no rate was searched. Their
-// presets train as the analysis runs.
+// Families that the paper does not have: nothing is published of them at these sizes, and no rate was
+// searched. Their presets train as the analysis runs, under no recipe's name.
 #define RECIPE_OWN_FAMILIES "gated-deltanet, fox-gdn, samba2, fox-pro-local, transformer-pro-local"
+
+// Is it the FoX paper's, which reads the first sequence of LongCrawl64's documents, in order?
+static inline bool recipe_reads_longcrawl64(RecipeName name) {
+    return name != RECIPE_OWN && name != RECIPE_GDN;
+}
 
 // Is the family in a list of them?
 static inline bool recipe_lists(const char* families, const char* family) {

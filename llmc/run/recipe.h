@@ -44,15 +44,16 @@ static inline void recipe_put(FILE* list, int* count, const char* name, const ch
     fprintf(list, "%s%s %s (%s)", (*count)++ ? ", " : ", changed: ", name, is, was);
 }
 
-// The options that differ from the recipe's. Published recipes read in order.
+// The options that differ from the recipe's.
 static inline void recipe_put_options(FILE* list, int* count, const Options* o, const Recipe* recipe,
                                       const DataLoader* data) {
     Options published;
     options_defaults(&published);
     options_apply_recipe(&published, recipe);
     published.shuffle = o->shuffle;
-    if (o->shuffle != OPTION_UNSET && recipe->name != RECIPE_OWN) published.shuffle = SHUFFLE_FALSE;
-    if (data && recipe->name == RECIPE_OWN) published.shuffle = data_default_order(data);
+    const bool in_order = recipe_reads_longcrawl64(recipe->name);
+    if (o->shuffle != OPTION_UNSET && in_order) published.shuffle = SHUFFLE_FALSE;
+    if (data && !in_order) published.shuffle = data_default_order(data);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         if (row->type == CLI_GROUP || !recipe_has_option(row)) continue;
         char *is = option_text(o, row), *was = option_text(&published, row);
@@ -84,7 +85,7 @@ static inline double recipe_part_epochs(const Options* o, const MixturePart* par
     return mixture_epochs(part, (double)o->max_tokens / (double)o->seq_len);
 }
 
-// What of the data differs: sequences of each document, of which published recipes read the first alone, and
+// What of the data differs: sequences of each document, of which the paper's recipes read the first alone, and
 // epochs.
 static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {
     char text[32];
@@ -114,7 +115,7 @@ static inline char* recipe_text(const Options* o, const Config* c, const DataLoa
     fprintf(list, "%s", recipe.name == RECIPE_OWN ? "the preset's" : recipe_name(recipe.name));
     recipe_put_options(list, &count, o, &recipe, data);
     recipe_put_config(list, &count, c, &published);
-    if (data && recipe.name != RECIPE_OWN) recipe_put_data(list, &count, o, data);
+    if (data && recipe_reads_longcrawl64(recipe.name)) recipe_put_data(list, &count, o, data);
     const bool whole = !ferror(list); // a list that has no memory to grow fails as a full disk does
     if (fclose(list) != 0 || !whole || !text) die("out of memory");
     return text;

@@ -170,7 +170,7 @@ $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: t
 --shuffle=1|--shuffle 1: not one of false|true
 --resume=1|--resume takes no value
 --model gpt2|--model gpt2: no such preset
---model fox-pro-760m --recipe paper|--recipe paper: not one of iclr|analysis|submission
+--model fox-pro-760m --recipe paper|--recipe paper: not one of iclr|analysis|submission|gdn
 --model transformer-swa-760m --recipe iclr|--recipe iclr: has no row for transformer-swa-760m; its rows are 760m (fox-pro, hgrn2, mamba2), 760m (transformer-pro
 --model fox-pro-nano --recipe analysis|--recipe analysis: has no row for fox-pro-nano; its rows are 125m (the paper's families), 360m
 --init x --recipe iclr|--recipe iclr: trains a preset: give it with --model, without --init

@@ -297,6 +297,12 @@ static void check_published(void) {
          .lr = 3e-3,
          .lr_end = 0.1,
          .head_size = 64},
+        {.name = RECIPE_GDN,
+         .preset = "gated-deltanet-760m",
+         .tokens = 100000000000,
+         .lr = 4e-4,
+         .lr_end = 0.1,
+         .head_size = 128},
     };
     Config c = config_defaults();
     Recipe r;
@@ -307,7 +313,10 @@ static void check_published(void) {
                   r.lr_end == rows[i].lr_end && config_head_size(&c) == rows[i].head_size,
               "%s of %s: %lld tokens at %g to %g, heads of %lld", recipe_name(rows[i].name), rows[i].preset,
               (long long)r.max_tokens, r.lr, r.lr_end, (long long)config_head_size(&c));
-        CHECK(r.seq_len == 16384 && r.batch_tokens == 524288 && r.warmup_tokens == 268435456, "lengths");
+        const bool of_4096 = rows[i].name == RECIPE_GDN;
+        CHECK(r.seq_len == (of_4096 ? 4096 : 16384) && r.batch_tokens == 524288 &&
+                  r.warmup_tokens == (of_4096 ? 1000000000 : 268435456),
+              "lengths");
     }
     static const struct {
         RecipeName name;
@@ -322,6 +331,8 @@ static void check_published(void) {
         {RECIPE_SUBMISSION, "fox-llama-360m", "--recipe submission: has no row for fox-llama-360m"},
         {RECIPE_SUBMISSION, "fox-pro-760m",
          "its rows are 125m (fox-llama, transformer-llama), 760m (fox-llama,"},
+        {RECIPE_GDN, "gated-deltanet-360m", "its rows are 760m (gated-deltanet)"},
+        {RECIPE_GDN, "fox-gdn-760m", "--recipe gdn: has no row for fox-gdn-760m"},
         {RECIPE_ICLR, "fox-pro-1b", "--model fox-pro-1b: no such preset"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -353,11 +364,12 @@ static void check_help(void) {
     }
     CHECK(strstr(text, "[0.95]"), "defaults");
     CHECK(strstr(text, "save memory: none; outputs of"), "recompute");
-    CHECK(strstr(text, "  --recipe iclr|analysis|submission\n                            train "), "recipes");
+    CHECK(strstr(text, "  --recipe iclr|analysis|submission|gdn\n                            train "),
+          "recipes");
     for (int i = 0; i < NUM_RECIPE_ROWS; i++) {
         const RecipeRow* row = &recipe_rows[i];
         char start[64];
-        snprintf(start, sizeof start, "\n  %-10s %-5s %11lld %7g ", recipe_name(row->name), row->size,
+        snprintf(start, sizeof start, "\n  %-10s %-5s%12lld %7g ", recipe_name(row->name), row->size,
                  (long long)row->max_tokens, row->lr);
         CHECK(strstr(text, start), "help has no row%s", start);
     }

@@ -33,11 +33,15 @@ recipes() {
 --model fox-pro-125m --recipe analysis --shuffle --json-escape|2684354560|0.002|analysis, changed: shuffle true (false)
 --model fox-pro-nano|2097152|0.002|the preset's
 --model fox-pro-nano --set document_reset=true --set pruning_rule=acp|2097152|0.002|the preset's, changed: pruning_rule "acp" ("ours"), document_reset true (false)
+--model gated-deltanet-760m|16106127360|0.001|the preset's
+--model gated-deltanet-760m --recipe gdn --lr 1e-3|100000000000|0.001|gdn, changed: lr 0.001 (0.0004)
 --model deltanet-125m --set document_reset=true|2684354560|0.002|analysis, changed: document_reset true (false)
 END
     check "heads of 128" run --model fox-llama-760m --recipe submission --dry-run config
     said '"num_heads": 12'
     said "schedule                    cosine to 0.1 of the peak"
+    check "another paper's lengths" run --model gated-deltanet-760m --recipe gdn --dry-run
+    said "128 micro-batches of 1 sequence"
     for model in fox-pro-125m transformer-pro-760m deltanet-760m; do # it had LLaMA blocks
         dies "--recipe submission: has no row for $model" run --model $model --recipe submission --dry-run
     done

@@ -74,7 +74,7 @@ ROW(TEXT, model, RECORDED | ALL_MODES, "model", "NAME", 0, 0, 0, \
     "preset: one of " PRESET_NAMES) \
 ROW(CHOICE, recipe, RECORDED | ALL_MODES, "recipe", &RECIPE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "train the preset as published, by the table below: the paper's main table, the analysis runs of its " \
-    "repository, or its anonymous submission [analysis]") \
+    "repository, its anonymous submission, or Gated DeltaNet's paper [analysis]") \
 ROW(LIST, set, RECORDED | ALL_MODES, "set", "KEY=VALUE", 0, 0, 0, \
     "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, RECORDED | ALL_MODES, "init", "DIR", 0, 0, 0, \
