@@ -26,6 +26,7 @@ static const MeasuredRate measured_rates[] = {
     {"H100", "fox-pro-125m", 65536, RECOMPUTE_QKV, {98965, 177476, 590244}},
     {"H100", "fox-pro-760m", 65536, RECOMPUTE_BLOCK, {18343, 32742, 0}},
     {"H100", "transformer-llama-760m", 16384, RECOMPUTE_NONE, {63158, 0, 0}},
+    {"H100", "gated-deltanet-760m", 16384, RECOMPUTE_NONE, {100200, 0, 0}},
     {"H200", "fox-pro-125m", 2048, RECOMPUTE_NONE, {513000, 546000, 559201}},
     {"H200", "fox-pro-125m", 8192, RECOMPUTE_NONE, {357000, 438000, 0}},
     {"H200", "fox-pro-125m", 16384, RECOMPUTE_NONE, {268052, 374243, 575521}},
