@@ -152,6 +152,8 @@ from_a_run() {
     said "$from/step_00000020: "
     mkdir "$scratch/no_model"
     dies "$scratch/no_model/config.json: cannot open" "$trainer" --init "$scratch/no_model" --dry-run
+    touch "$scratch/no_model/log.jsonl"
+    dies "--init $scratch/no_model: this run has no checkpoint yet" "$trainer" --init "$scratch/no_model" --dry-run
 }
 
 # A run goes on with longer rotations from a checkpoint of 16 tokens, and resumes with the same words.
