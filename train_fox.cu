@@ -41,7 +41,7 @@ or gradient is not finite changes nothing on the device itself.
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
 
 // clang-format off
-// type, name, kept, elements of a layer
+// type, name, kept (llmc/layers/layer.cuh), elements of a layer
 // per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole sequences
 // of T tokens
 #define HEAD_ACTS(X) \
@@ -934,7 +934,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     Exchange* exchange = model->exchange;
     if (!exchange) add_and_square(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
-    if (exchange)
+    if (exchange) // all-reduces stats and pruning counts
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
                         model_attention_layers(model), model->stream);
     global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);

@@ -27,7 +27,7 @@
 # have that checkpoint, and resumes the others. A sweep leaves a run that another one trains until it has done its
 # others, and then waits for it. Ctrl-C, SIGTERM, SIGUSR1, SIGQUIT or a terminal that closes ends the sweep with a checkpoint
 # of each run, and exit code 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and
-# the sweep's exit code is 1: it is 0 only when every run has ended. Its lines may find no reader.
+# the sweep's exit code is 1: it is 0 only when every run has ended. A pipe that closes on its output does not end it.
 . "$(dirname "$0")/shell/help.sh"
 . "$(dirname "$0")/shell/trainer.sh"
 set -u

@@ -24,6 +24,7 @@ struct Sm80Block {
     int64_t key_base;   // the same in k and v
     int index, first;   // first: the block's first token
 
+    // last_is_longest: the head's last block has the most work, so that it is the head's first tile
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
         AttentionTile tile = shape.tile(blockIdx.x, shape.heads);
         int64_t base =

@@ -29,7 +29,7 @@ typedef struct {
     double matched;            // of these, the likeliest tokens
     double* window_squares;    // [T] sums over sequences of the squared sum of losses around each position
     double squares[3];         // sums over sequences, of a sequence's loss l and its targets n: l^2, l n, n^2
-    DocumentLosses* documents; // also filled; NULL: is not kept
+    DocumentLosses* documents; // losses of single documents; NULL: not kept
     const Mixture* parts;      // of the data
     double part_sums[MIXTURE_PARTS], part_targets[MIXTURE_PARTS]; // losses and targets that count, of each
     double started, first_finished;    // in seconds_now(): of this rank's measurement, and of its first batch
@@ -185,13 +185,12 @@ static inline bool positions_stops(const Positions* p, const Run* run) {
     return stop > 0;
 }
 
-// Adds the losses of this rank's share of the first `sequences` of the data; of ranks that share them all have
-// their losses, and the first one adds them. The host adds a batch while the
-// device computes the next one. With --eval a loss that is not finite ends the run. progress: NULL, or open,
-// in tokens of all ranks.
+// Adds the losses of this rank's share of the first `sequences` of the data. Ranks that share a sequence all get
+// its losses; the first of them adds them. The host adds a batch while the device computes the next one. With
+// --eval a loss that is not finite ends the run. progress: NULL, or open, in tokens of all ranks.
 static inline void positions_measure(Positions* p, const Trainer* trainer, Model* model, const Run* run,
                                      DataLoader* data, int64_t sequences, Progress* progress) {
-    const double first_batch = 600; // seconds: kernels are loaded, GEMM algorithms chosen
+    const double first_batch_seconds = 600; // kernels are loaded, GEMM algorithms chosen
     const DataShare* share = &data->options.share;
     const int64_t B = run->micro_batch, T = p->seq_len, groups = run_groups(run);
     int64_t mine = share->count / B;
@@ -202,7 +201,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
     dataloader_seek(data, 0);
     for (int64_t i = 0; i < most + in_flight; i++) {
         watch_progress(run->world); // as often on all ranks, though one may have a batch less
-        if (i == 0) watch_allow(run->world, first_batch);
+        if (i == 0) watch_allow(run->world, first_batch_seconds);
         if (positions_stops(p, run) && i < mine) mine = i;
         if (i < mine) {
             trainer->load_batch(model, data);

@@ -34,8 +34,7 @@ static inline void init_find(Options* o, char path[PATH_LENGTH], bool tells) {
     if (access(path, F_OK) == 0) return;
     const int count = checkpoint_list(o->init, &steps, &ignored);
     path_join(path, o->init, "log.jsonl");
-    if (count == 0 && access(path, F_OK) == 0)
-        die("--init %s: this run has no checkpoint yet", o->init);
+    if (count == 0 && access(path, F_OK) == 0) die("--init %s: this run has no checkpoint yet", o->init);
     for (int i = 0; i < count; i++) {
         checkpoint_path(path, o->init, steps[i]);
         if (init_has_model(path)) break;

@@ -50,7 +50,7 @@ typedef struct {
     bf16 *dq, *df, *dv; // of q, f, v, in rows like theirs
     float* dbound;      // [NH 128] gradient of bound, overwritten, 0 where bound is 0; NULL: not needed
     const bf16* dout;   // [B,T,NH,128], contiguous
-    bool recomputes;    // what is saved, which is not there
+    bool recomputes;    // saved was not kept: recompute it first
 } GlaBackward;
 
 // ----------------------------------------------------------------------------

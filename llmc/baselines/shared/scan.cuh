@@ -28,10 +28,10 @@ typedef struct {
                                // heads share q and k
     int64_t value_row;         // of v and dv from token to token; heads are adjacent
     float scale;
-    const int32_t*
-        doc_start; // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read
-                   // with beta alone, as a decay of 0 does the same. NULL: a sequence is one document
-    bool decays;   // with beta: there is also log_decay
+    // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read only with beta, as a
+    // decay of 0 does the same. NULL: a sequence is one document
+    const int32_t* doc_start;
+    bool decays; // with beta: there is also log_decay
 } ScanShape;
 
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
     bf16 *dq, *dk, *dv;        // dq, dk summed over heads where they share q and k
     float *dlog_decay, *dbeta; // [B,T,NH]
     const bf16* dout;          // [B,T,NH,V] contiguous
-    bool recomputes;           // what is saved, which is not there
+    bool recomputes;           // Scan.saved was not kept: recompute it first
 } ScanBackward;
 
 // Chains of states that a kernel computes: S from the first chunk on, dS from the last

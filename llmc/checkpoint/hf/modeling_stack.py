@@ -38,7 +38,6 @@ class FoxStackConfig(ForgettingTransformerConfig):
         for layer in range(self.num_hidden_layers):
             layer_config(self, layer)
 
-
     def validate(self):
         """That of transformers 5, which knows other kinds."""
         layer_types, self.layer_types = self.layer_types, None
@@ -48,26 +47,26 @@ class FoxStackConfig(ForgettingTransformerConfig):
 
 def layer_config(config, layer):
     """The kind of a layer, and the config as the layer's block sees it."""
-    of = copy.copy(config)
+    own = copy.copy(config)
     kind, *options = config.layer_types[layer].split(":")
     if kind not in BLOCKS:
         raise ValueError(f"layer_types: {kind!r} is none of {', '.join(BLOCKS)}")
     if kind != "attention":
-        of.num_heads = getattr(config, kind + "_num_heads")
-        of.state_size, of.head_dim, of.expand_v = (
+        own.num_heads = getattr(config, kind + "_num_heads")
+        own.state_size, own.head_dim, own.expand_v = (
             getattr(config, f"{kind}_{size}", None) for size in ("state_size", "head_dim", "expand_v"))
-        of.use_rope = False
+        own.use_rope = False
         channels = config.hidden_size * (2 if kind == "mamba2" else 1)
-        if of.head_dim is None and channels % of.num_heads:
-            raise ValueError(f"{kind}_num_heads {of.num_heads} does not divide {channels}")
+        if own.head_dim is None and channels % own.num_heads:
+            raise ValueError(f"{kind}_num_heads {own.num_heads} does not divide {channels}")
     for option in options:
         if option.startswith("window="):
-            of.window_size = int(option.removeprefix("window="))
+            own.window_size = int(option.removeprefix("window="))
         elif option in ("rope", "norope"):
-            of.use_rope = option == "rope"
+            own.use_rope = option == "rope"
         else:
             raise ValueError(f"layer_types: {option!r} is none of attention's window=N, rope and norope")
-    return kind, of
+    return kind, own
 
 
 def layers_of(config, kind):
@@ -131,12 +130,12 @@ class Stack(Recurrent):
     def _init_weights(self, module):
         """The trainer's initialization, of what no checkpoint has."""
         gates = isinstance(module, nn.Linear) and module.bias is not None
-        of = ForgettingTransformerPreTrainedModel if gates or isinstance(module, Attention) else Recurrent
-        of._init_weights(self, module)
+        family = ForgettingTransformerPreTrainedModel if gates or isinstance(module, Attention) else Recurrent
+        family._init_weights(self, module)
 
     def block(self, config, layer):
-        kind, of = layer_config(config, layer)
-        return BLOCKS[kind](of)
+        kind, own = layer_config(config, layer)
+        return BLOCKS[kind](own)
 
     def shared_inputs(self, past, length, device):
         """What block l reads besides the tokens: the tables of RoPE, or the bounds of HGRN2's gates, where it has them."""

@@ -61,9 +61,9 @@ enum {
     MAPS = 1 << RUN_MAPS,
     ALL_MODES = GENERATES | ANSWERS | EVALUATES | MAPS,
     RECORDED = 1 << 16, // by trainer.json, from which --resume restores it
-    TRAINS = RECORDED |
-             1 << 17, // and it decides what a resumed run learns, or what its text is; others say how it is
-                      // computed, kept and measured. What can never change (run.h) is RECORDED alone
+    // RECORDED, and it decides what a resumed run learns, or what its text is; others say how it is computed, kept
+    // and measured. What can never change (run.h) is RECORDED alone
+    TRAINS = RECORDED | 1 << 17,
 };
 
 // GROUP(title) starts a group of --help. ROW(type, field, uses, name, value name, default, least, most, help)
