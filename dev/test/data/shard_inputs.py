@@ -3,11 +3,11 @@
     shard_inputs.py records FILE KIND:ID,ID,... ...   records for data/ids_to_shards: kind, count, ids
     shard_inputs.py hash SHARD             prints version, vocabulary size and hash of a shard's header
     shard_inputs.py tokenizers FOLDER      tokenizer.json of GPT-2, of bytes, of 70,000 words, and broken ones
-    shard_inputs.py inputs FOLDER          the same documents as text files, .jsonl, .gz, .zst and .parquet
+    shard_inputs.py inputs FOLDER          the same documents as text files, .jsonl, .gz, .zst and .parquet; few.parquet
+                                           of the short ones, and reversed.parquet of these in reverse
     shard_inputs.py corpora FOLDER         documents of such words, laid out as FineWeb and as SlimPajama
     shard_inputs.py documents FOLDER D     prints how many documents of D words SlimPajama's are cut into
     shard_inputs.py broken FOLDER          files that cannot be read, and tokenizers that are none
-    shard_inputs.py reverse PARQUET NEW    a file of the same rows in reverse
 """
 import glob
 import gzip
@@ -97,15 +97,12 @@ def make_inputs(folder):
         f.write(zstandard.compress(halves[0]) + zstandard.compress(halves[1]))
     table = pyarrow.table({"content": [*documents, None, ""], "id": list(range(len(documents) + 2))})
     pyarrow.parquet.write_table(table, folder + "/all.parquet", row_group_size=3)
+    few = [text for text in documents if len(text) < 10000]
+    for name, texts in ("few", few), ("reversed", few[::-1]):
+        pyarrow.parquet.write_table(pyarrow.table({"content": texts}), f"{folder}/{name}.parquet", row_group_size=3)
     with open(folder + "/words.jsonl", "w") as f:
         for i in range(100):
             f.write(json.dumps({"text": " ".join(f"w{2 + (i * 7919 + j * 104729) % 69998}" for j in range(30))}) + "\n")
-
-
-def reverse_rows(path, new):
-    import pyarrow.parquet
-    table = pyarrow.parquet.read_table(path)
-    pyarrow.parquet.write_table(table.take(list(reversed(range(len(table))))), new, row_group_size=3)
 
 
 def make_corpora(folder):
@@ -174,5 +171,4 @@ def make_broken(folder):
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
     {"records": records, "hash": print_hash, "tokenizers": make_tokenizers, "inputs": make_inputs,
-     "corpora": make_corpora, "documents": print_documents, "broken": make_broken,
-     "reverse": reverse_rows}[command](*args)
+     "corpora": make_corpora, "documents": print_documents, "broken": make_broken}[command](*args)

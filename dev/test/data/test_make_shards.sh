@@ -313,20 +313,20 @@ if "SWAP" in os.environ:
     builtins.open = swap
 END
 swapped() { # FILE REPORTED ARGUMENT...
-    [ -e $scratch/new ] || ids reverse $in/all.parquet $scratch/new || fail "new"
+    [ -e $scratch/new ] || cp $in/reversed.parquet $scratch/new
     PYTHONPATH=$scratch/hub:$scratch/hook SWAP=$scratch/new:$1 \
         broken "$2: changed while it was read" --text-field content "${@:3}"
 }
 old=$scratch/old.parquet
-cp $in/all.parquet $old
-swapped $old $old $old $in/all.parquet
-swapped $old $old $in/all.parquet $old
+cp $in/few.parquet $old
+swapped $old $old $old $in/few.parquet
+swapped $old $old $in/few.parquet $old
 swapped $old $old --tokens 10 $old
 cp $scratch/renamed.json $scratch/new
-swapped $scratch/byte.json $scratch/byte.json $in/all.parquet
+swapped $scratch/byte.json $scratch/byte.json $in/few.parquet
 mkdir $scratch/hub/swap
-cp $in/all.parquet $scratch/hub/swap/
-swapped $scratch/hub/swap/all.parquet hf://swap/all.parquet hf://swap
+cp $in/few.parquet $scratch/hub/swap/
+swapped $scratch/hub/swap/few.parquet hf://swap/few.parquet hf://swap
 
 # no connection
 cat >$scratch/hub/huggingface_hub.py <<'END'
