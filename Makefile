@@ -19,14 +19,6 @@ LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -Og -g1 $(ARCH) -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) -Wno-maybe-uninitialized $(EXTRA_CFLAGS)
 
-# Large GEMMs use our own tiled C kernel. BLAS=openblas uses OpenBLAS instead, which was 14% slower on two
-# cores with AVX-512 (dev/SPEED.md). On other machines, compare both with `make bench`.
-BLAS    ?= none
-ifeq ($(BLAS),openblas)
-BLAS_FLAGS := -DUSE_OPENBLAS
-BLAS_LIBS  := -lopenblas
-endif
-
 # Whether the compiler finds header $1 with flags $2: 1 or 0. \043 is the number sign.
 has_header = $(shell printf '\043if !__has_include(<$1>)\n\043error\n\043endif\n' | \
                      $(CC) -xc -E $2 - >/dev/null 2>&1 && echo 1 || echo 0)
@@ -51,8 +43,8 @@ endif
 HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
 HEADERS := $(shell find llmc -name '*.h') $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
-TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)
-TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
+TRAINER := $(CODE) $(MPI_FLAGS)
+TRAINER_LIBS := $(MPI_LIBS) $(LDLIBS)
 
 # ----------------------------------------------------------------------------
 ##@ Programs
@@ -68,7 +60,7 @@ PUBLISH = mv -f $(NEW) $@
 
 # Rewritten when the flags change, which triggers a rebuild.
 WRITE_FLAGS = @printf '%s\n' "$$FLAGS" >$(NEW) && if cmp -s $(NEW) $@; then rm $(NEW); else $(PUBLISH); fi
-build/flags: export FLAGS = $(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)
+build/flags: export FLAGS = $(CC) $(CFLAGS) $(MPI_FLAGS) $(MPI_LIBS)
 build/flags: FORCE
 	@mkdir -p build
 	$(WRITE_FLAGS)
@@ -235,11 +227,11 @@ build/test/trainer_tests_float build/test/trainer_tests_double build/test/traine
 
 build/test/%_float: %.c $(TEST_HEADERS)
 	$(SAY)
-	$(Q)$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
+	$(Q)$(CC) $(CFLAGS) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_double: %.c $(TEST_HEADERS)
 	$(SAY)
-	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $(NEW) $(BLAS_LIBS) $(LDLIBS) && $(PUBLISH)
+	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
 build/test/%_sanitized: %.c $(TEST_HEADERS)
 	$(SAY)
@@ -411,5 +403,5 @@ clean: ## remove build outputs; keep data, checkpoints and logs
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON; V=1 (whole commands)\n'
+	@printf '\nVariables: CC, ARCH (-march=native), EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON; V=1 (whole commands)\n'
 	@printf '           USE_MPI=0|1 (now $(USE_MPI)), USE_NCCL=0|1 (now $(USE_NCCL)), NCCL_HOME (a folder with include/nccl.h): several ranks\n'

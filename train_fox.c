@@ -1201,9 +1201,6 @@ static Model* trainer_open(Run* run) {
     size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
     if (run->mode == RUN_TRAIN) run->planned_seconds = plan_check_cpu(make_plan(run));
     Model* model = (Model*)xcalloc(1, sizeof *model);
-#ifdef USE_OPENBLAS
-    openblas_set_num_threads(1); // each of our threads calls it
-#endif
     *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
     model->world = run->world;
     if (run_infers(run)) return model;

@@ -3,17 +3,13 @@ Matmul of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer mad
 
 Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are
 packed into panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR
-sums stay in vector registers. Rows of a that few columns of b use are read where they are. With
--DUSE_OPENBLAS large ones call OpenBLAS instead.
+sums stay in vector registers. Rows of a that few columns of b use are read where they are.
 
 train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
 */
 #pragma once
 
 #include <stdbool.h>
-#ifdef USE_OPENBLAS
-#include <cblas.h>
-#endif
 #include "vector.h"
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -224,9 +220,9 @@ static inline void matmul_serial(real* out, int64_t stride, View a, View b, int6
         }
 }
 
-// By the kernel above, on all threads.
-static inline void matmul_tiled(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
-                                bool add) {
+// On all threads.
+static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
+                          bool add) {
     static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
     // of a block: fewer where M is small, so that all threads have some
     const int64_t rows = min64(MC, (M / 64 / MR + 1) * 4 * MR);
@@ -244,37 +240,6 @@ static inline void matmul_tiled(real* out, int64_t stride, View a, View b, int64
                                packed_b, min64(rows, M - i), n, depth, add || k > 0);
         }
 }
-
-#ifdef USE_OPENBLAS
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// OpenBLAS on blocks of rows, each on one thread: with its own threads the order of sums would depend on
-// their number.
-static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
-                          bool add) {
-    CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;
-    // BLAS checks strides even of a single row or column, where ours can be anything
-    int lda = (int)(a.col == 1 ? max64(a.row, K) : max64(a.col, M));
-    int ldb = (int)(b.col == 1 ? max64(b.row, N) : max64(b.col, K));
-    int64_t rows = M >= 2048 ? 512 : 128; // of a block; a large one amortises the packing of b
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < M; i += rows) {
-        int m = (int)min64(rows, M - i);
-#ifdef REAL_IS_DOUBLE
-        cblas_dgemm
-#else
-        cblas_sgemm
-#endif
-            (CblasRowMajor, ta, tb, m, (int)N, (int)K, 1, a.at + i * a.row, lda, b.at, ldb, add,
-             out + i * stride, (int)stride);
-    }
-}
-#else
-static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
-                          bool add) {
-    matmul_tiled(out, stride, a, b, M, N, K, add);
-}
-#endif
 
 // ----------------------------------------------------------------------------
 // products of few rows, for decoding: packing w would cost more than the product
@@ -346,8 +311,6 @@ static inline void linear_forward(real* out, const real* x, const real* residual
     if (residual) memcpy(out, residual, (size_t)(rows * N) * sizeof(real));
     if (rows <= FEW_ROWS)
         matmul_few(out, x, linear->w, rows, N, K, residual != NULL);
-    else if (!linear->dw) // inference: bits that do not depend on the number of rows
-        matmul_tiled(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
     else
         matmul(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
 }

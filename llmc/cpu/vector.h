@@ -35,14 +35,7 @@ typedef float real;
 #else
 #define CPU_BUILT_WITH_VECTORS "the architecture's basic"
 #endif
-#ifdef USE_OPENBLAS
-#define CPU_BUILT_WITH_MATMUL "OpenBLAS"
-#else
-#define CPU_BUILT_WITH_MATMUL "the program's own"
-#endif
-#define CPU_BUILT_WITH                                                                                       \
-    "numbers " CPU_BUILT_WITH_REAL "\nvector instructions " CPU_BUILT_WITH_VECTORS                           \
-    "\nmatmul " CPU_BUILT_WITH_MATMUL
+#define CPU_BUILT_WITH "numbers " CPU_BUILT_WITH_REAL "\nvector instructions " CPU_BUILT_WITH_VECTORS
 
 // e^x. In float within 1.25 ulp from e^-60 on, 0 below, infinity above e^88.
 #ifdef REAL_IS_DOUBLE
