@@ -23,24 +23,17 @@ the trainers copy into checkpoints.
 #include "../llmc/run/command/cli.h"
 #include "../llmc/base/common.h"
 #include "../llmc/base/progress.h"
-#include "cache.h"
-#include "download.h"
+#include "fetch.h"
 #include "mirror.h"
 #include "roll.h"
 #include "shard_writer.h"
 #include "tokenizer_file.h"
-#include "verify.h"
-#include "zarr.h"
 
 enum {
-    VOCAB_SIZE = 50257, // GPT-2's
-    MAX_JOBS = 64,
-    ZARRAY_MAX = 65536,   // bytes; a .zarray has a few hundred
-    SUMS_MAX = 64 << 20,  // bytes; all of LongCrawl64 takes 9 MB
+    VOCAB_SIZE = 50257,   // GPT-2's
     ROW_MAX = 1 << 27,    // tokens of a row of chunks, in memory: LongCrawl64's
     CHUNKS_MAX = 16 << 20 // all of LongCrawl64 has 104,000
 };
-static const char SUMS_NAME[] = "SHA256SUMS";
 
 // ----------------------------------------------------------------------------
 // options
@@ -114,141 +107,35 @@ static Options parse_options(int argc, char** argv) {
 }
 
 // ----------------------------------------------------------------------------
-// source, cache and plan
+// plan
 
 typedef struct {
     const Options* options;
-    bool remote;
-    char array_name[32];            // heldout.zarr or train.zarr
-    char array_url[PATH_LENGTH];    // of heldout.zarr or train.zarr, if remote
-    char array_folder[PATH_LENGTH]; // local: in the source or the cache
-    ZarrArray array;
-    Sums sums; // empty: no list
-    Stop stop;
+    Source source;
+    Fetch fetch;
 
     int64_t documents;  // of all shards
     int64_t missing;    // tokens of the shards that are not complete yet
-    int64_t chunk_cols; // number of chunk columns that contain columns 0 to D-1
     int64_t shard_rows; // rows of chunks in a full shard
     int64_t shards;
     const char* shard_split; // split in the shards' names: train or val
     bool* complete;          // [shards] already complete at the start
-
-    // the download queue: job i is chunk (rows[i / chunk_cols], i % chunk_cols)
-    int64_t* rows; // rows of chunks to download, in order
-    int64_t jobs, next_job;
-    int64_t job_limit;  // jobs from here on must wait for the main thread
-    bool* fetched;      // [jobs]
-    int64_t unverified; // chunks read without a known SHA-256
-    pthread_t threads[MAX_JOBS];
-    int num_threads;
 } Work;
 
 // Stops all threads and dies with the reason of the first stop: this error or an earlier signal or error.
 static void stop_and_die(Work* w, const Error* why) {
-    stop_now(&w->stop, why);
-    for (int i = 0; i < w->num_threads; i++) pthread_join(w->threads[i], NULL);
-    die("%s", w->stop.reason.msg);
-}
-
-// The zarr library would read a missing chunk as zeros; here it is an error.
-static bool fail_missing(const char* chunk, Error* err) {
-    return fail(err, "%s: this chunk is missing; lower --tokens or complete the source", chunk);
-}
-
-static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
-    ZarrArray ignored;
-    (void)context;
-    return zarr_parse(&ignored, "its content", (const char*)data, bytes, err);
-}
-
-// Downloads .zarray to the cache. A different one in the cache is an error: its chunks are of another array.
-static bool download_zarray(Work* w, Error* err) {
-    char url[PATH_LENGTH], path[PATH_LENGTH];
-    Downloader d;
-    join_name(url, w->array_url, ".zarray");
-    join_name(path, w->array_folder, ".zarray");
-    if (!make_folders(w->array_folder, err) || !cache_lock(w->array_folder, err)) return false;
-    downloader_init(&d, &w->stop, (int)w->options->tries, (int)w->options->timeout);
-    bool ok = download(&d, url, ZARRAY_MAX, check_zarray, NULL, err);
-    if (ok && access(path, F_OK) == 0) {
-        size_t bytes;
-        char* cached = read_file(path, &bytes, err);
-        ok = cached != NULL;
-        if (ok && (bytes != d.bytes || memcmp(cached, d.data, bytes) != 0))
-            ok =
-                fail(err, "%s: differs from %s; remove this cache or choose another with --cache", path, url);
-        free(cached);
-    } else if (ok) {
-        ok = cache_write(path, d.data, d.bytes, err);
-    }
-    downloader_free(&d);
-    return ok;
-}
-
-// Loads the list of SHA-256, from the option or from the source, if it has one.
-static bool load_sums(Work* w, Error* err) {
-    const Options* o = w->options;
-    char path[PATH_LENGTH];
-    char* text;
-    size_t bytes;
-    join_name(path, o->source, SUMS_NAME);
-    if (!o->sums && w->remote) {
-        Downloader d;
-        downloader_init(&d, &w->stop, (int)o->tries, (int)o->timeout);
-        bool ok = download(&d, path, SUMS_MAX, NULL, NULL, err);
-        const bool none = !ok && d.status == 404;
-        text = ok ? strndup(d.data ? d.data : "", d.bytes) : NULL;
-        downloader_free(&d);
-        if (!text) return none;
-    } else {
-        if (!o->sums && access(path, F_OK) != 0) return true;
-        text = read_file(o->sums ? o->sums : path, &bytes, err);
-        if (!text) return false;
-    }
-    w->sums.complete = o->sums != NULL;
-    return sums_parse(&w->sums, o->sums ? o->sums : path, text, err);
-}
-
-// Locates the array and parses its .zarray.
-static bool open_source(Work* w, Error* err) {
-    const Options* o = w->options;
-    const char* name = w->array_name;
-    char path[PATH_LENGTH], cache[PATH_LENGTH];
-    snprintf(w->array_name, sizeof w->array_name, "%s.zarr", o->split);
-    w->remote = strstr(o->source, "://") != NULL;
-    if (w->remote) {
-        if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
-            return fail(err, "--source %s: must be a folder or start with https:// or http://", o->source);
-        if (o->dry_run) { // asks no server: at most all of LongCrawl64 is there
-            w->array = (ZarrArray){longcrawl64_documents(o->split), LONGCRAWL64_COLUMNS, 0, 0};
-            return true;
-        }
-        snprintf(cache, sizeof cache, "%s.cache", o->out);
-        join_name(w->array_url, o->source, name);
-        join_name(w->array_folder, o->cache ? o->cache : cache, name);
-        if (!download_zarray(w, err)) return false;
-    } else {
-        join_name(w->array_folder, o->source, name);
-    }
-    join_name(path, w->array_folder, ".zarray");
-    size_t bytes;
-    char* text = read_file(path, &bytes, err);
-    bool ok = text && zarr_parse(&w->array, path, text, bytes, err) && load_sums(w, err), known;
-    Error why;
-    if (ok && w->sums.count && !sums_check(&w->sums, w->array_name, ".zarray", text, bytes, &known, &why))
-        ok = fail(err, "%s: %s", path, why.msg);
-    free(text);
-    return ok;
+    stop_now(&w->source.stop, why);
+    fetch_join(&w->fetch);
+    die("%s", w->source.stop.reason.msg);
 }
 
 // Sets the number of documents, if the array has as many.
 static bool count_documents(Work* w, Error* err) {
     const Options* o = w->options;
-    const int64_t D = o->columns, rows = w->array.rows;
-    if (D > w->array.columns)
+    const int64_t D = o->columns, rows = w->source.array.rows;
+    if (D > w->source.array.columns)
         return fail(err, "--columns %lld: a document of %s.zarr has %s", (long long)D, o->split,
-                    counted(w->array.columns, "token").text);
+                    counted(w->source.array.columns, "token").text);
     w->documents = (o->tokens - 1) / D + 1;
     if (w->documents <= rows) return true;
     return fail(err, "--tokens %lld: requires %s of %lld, but %s.zarr has %lld (%s)", (long long)o->tokens,
@@ -259,7 +146,12 @@ static bool count_documents(Work* w, Error* err) {
 static int print_plan(Work* w) {
     Error err;
     const int64_t D = w->options->columns;
-    if (!open_source(w, &err) || !count_documents(w, &err)) die("%s", err.msg);
+    if (!source_locate(&w->source, &err)) die("%s", err.msg);
+    if (w->source.remote) // asks no server: at most all of LongCrawl64 is there
+        w->source.array = (ZarrArray){longcrawl64_documents(w->options->split), LONGCRAWL64_COLUMNS, 0, 0};
+    else if (!source_open(&w->source, &err))
+        die("%s", err.msg);
+    if (!count_documents(w, &err)) die("%s", err.msg);
     printf("%s: %s of %s, %s, %.1f GB\n", w->options->split, counted(w->documents, "document").text,
            counted(D, "token").text, counted(w->documents * D, "token").text,
            2e-9 * (double)(w->documents * D));
@@ -269,13 +161,13 @@ static int print_plan(Work* w) {
 // Shard s consists of the rows of chunks [first_row, end_row).
 static int64_t first_row(const Work* w, int64_t s) { return s * w->shard_rows; }
 static int64_t end_row(const Work* w, int64_t s) {
-    int64_t end = (s + 1) * w->shard_rows, all = (w->documents - 1) / w->array.chunk_rows + 1;
+    int64_t end = (s + 1) * w->shard_rows, all = (w->documents - 1) / w->source.array.chunk_rows + 1;
     return end < all ? end : all;
 }
 
 // Number of documents in the rows of chunks [0, row).
 static int64_t documents_before(const Work* w, int64_t row) {
-    int64_t n = row * w->array.chunk_rows;
+    int64_t n = row * w->source.array.chunk_rows;
     return n < w->documents ? n : w->documents;
 }
 
@@ -309,132 +201,31 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
 // Determines the shards to write and the chunks to download.
 static bool make_plan(Work* w, Error* err) {
     const Options* o = w->options;
-    const ZarrArray* a = &w->array;
+    const ZarrArray* a = &w->source.array;
     int64_t D = o->columns;
     if (!count_documents(w, err)) return false;
-    w->chunk_cols = (D - 1) / a->chunk_columns + 1;
+    w->fetch.chunk_cols = (D - 1) / a->chunk_columns + 1;
     // shards consist of whole rows of chunks: chunks are deleted with their shard and must not be needed by
     // the next
     w->shard_rows = o->shard_tokens / (a->chunk_rows * D);
     if (w->shard_rows < 1) w->shard_rows = 1;
     w->shards = (w->documents - 1) / (w->shard_rows * a->chunk_rows) + 1;
-    if (a->chunk_rows > ROW_MAX / D || w->shards * w->shard_rows > CHUNKS_MAX / w->chunk_cols)
+    if (a->chunk_rows > ROW_MAX / D || w->shards * w->shard_rows > CHUNKS_MAX / w->fetch.chunk_cols)
         return fail(err, "%s.zarr: not an array of LongCrawl64: its chunks have %s of %s", o->split,
                     counted(a->chunk_rows, "row").text, counted(a->chunk_columns, "token").text);
     w->complete = (bool*)xcalloc((size_t)w->shards, sizeof *w->complete);
-    w->rows = (int64_t*)xcalloc((size_t)(w->shards * w->shard_rows), sizeof *w->rows);
+    w->fetch.rows = (int64_t*)xcalloc((size_t)(w->shards * w->shard_rows), sizeof *w->fetch.rows);
     int64_t n = 0;
     for (int64_t s = 0; s < w->shards; s++) {
         if (!find_shard(w, s, err)) return false;
         if (w->complete[s]) continue;
-        for (int64_t row = first_row(w, s); row < end_row(w, s); row++) w->rows[n++] = row;
+        for (int64_t row = first_row(w, s); row < end_row(w, s); row++) w->fetch.rows[n++] = row;
         w->missing += shard_documents(w, s) * D;
     }
-    w->jobs = n * w->chunk_cols;
-    w->fetched = (bool*)xcalloc((size_t)w->jobs, sizeof *w->fetched);
+    w->fetch.jobs = n * w->fetch.chunk_cols;
+    w->fetch.fetched = (bool*)xcalloc((size_t)w->fetch.jobs, sizeof *w->fetch.fetched);
     const bool begun = w->missing < w->documents * D;
     return roll_record(o->out, w->shard_split, o->roll, begun, err);
-}
-
-// ----------------------------------------------------------------------------
-// downloading
-
-typedef struct {
-    Work* work;
-    Downloader downloader;
-    uint16_t* chunk; // buffer for the check
-    char name[64];   // of the chunk
-    bool known;      // the list has its SHA-256
-} Fetcher;
-
-static bool check_chunk(const void* data, size_t bytes, void* context, Error* err) {
-    Fetcher* f = (Fetcher*)context;
-    return zarr_decode(&f->work->array, data, bytes, f->chunk, err) &&
-           sums_check(&f->work->sums, f->work->array_name, f->name, data, bytes, &f->known, err);
-}
-
-static void count_unverified(Work* w) {
-    pthread_mutex_lock(&w->stop.mutex);
-    w->unverified++;
-    pthread_mutex_unlock(&w->stop.mutex);
-}
-
-// Downloads a chunk to the cache, unless an undamaged one exists from an earlier run.
-static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
-    Work* w = f->work;
-    char url[PATH_LENGTH], path[PATH_LENGTH];
-    chunk_name(url, w->array_url, row, column);
-    chunk_name(path, w->array_folder, row, column);
-    snprintf(f->name, sizeof f->name, "%lld.%lld", (long long)row, (long long)column);
-    if (access(path, F_OK) == 0) {
-        size_t bytes;
-        char* cached = cache_read(path, zarr_chunk_max_file(&w->array), &bytes, err);
-        bool good = cached && check_chunk(cached, bytes, f, err);
-        free(cached);
-        if (good && !f->known) count_unverified(w);
-        if (good) return true;
-        warn("%s: damaged in the cache (%s); downloading it again", path, err->msg);
-    }
-    Downloader* d = &f->downloader;
-    if (!download(d, url, zarr_chunk_max_file(&w->array), check_chunk, f, err))
-        return d->status == 404 ? fail_missing(url, err) : false;
-    if (!f->known && !d->linked_sha256[0]) count_unverified(w);
-    return cache_write(path, d->data, d->bytes, err);
-}
-
-// The next job, once it is below job_limit; -1 if there is none or on a stop.
-static int64_t take_job(Work* w) {
-    pthread_mutex_lock(&w->stop.mutex);
-    while (!w->stop.stopped && w->next_job < w->jobs && w->next_job >= w->job_limit)
-        pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
-    int64_t job = w->stop.stopped || w->next_job == w->jobs ? -1 : w->next_job++;
-    pthread_mutex_unlock(&w->stop.mutex);
-    return job;
-}
-
-static void* fetcher_main(void* user) {
-    Work* w = (Work*)user;
-    Fetcher f = {.work = w};
-    Error err;
-    downloader_init(&f.downloader, &w->stop, (int)w->options->tries, (int)w->options->timeout);
-    f.chunk = (uint16_t*)xcalloc(1, zarr_chunk_bytes(&w->array));
-    for (int64_t job; (job = take_job(w)) >= 0;) {
-        if (!fetch_chunk(&f, w->rows[job / w->chunk_cols], job % w->chunk_cols, &err)) {
-            stop_now(&w->stop, &err);
-            break;
-        }
-        pthread_mutex_lock(&w->stop.mutex);
-        w->fetched[job] = true;
-        pthread_cond_broadcast(&w->stop.changed);
-        pthread_mutex_unlock(&w->stop.mutex);
-    }
-    free(f.chunk);
-    downloader_free(&f.downloader);
-    return NULL;
-}
-
-// Waits until the chunk of this job is in the cache; false on a stop.
-static bool wait_for_job(Work* w, int64_t job) {
-    pthread_mutex_lock(&w->stop.mutex);
-    // two rows of chunks ahead: downloads continue while a row is written, and the size of the cache is
-    // bounded
-    w->job_limit = job + 2 * w->chunk_cols + w->options->jobs;
-    pthread_cond_broadcast(&w->stop.changed);
-    while (!w->stop.stopped && !w->fetched[job]) pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
-    bool ok = !w->stop.stopped;
-    pthread_mutex_unlock(&w->stop.mutex);
-    return ok;
-}
-
-static void start_fetchers(Work* w) {
-    int64_t n = w->options->jobs < w->jobs ? w->options->jobs : w->jobs;
-    for (int64_t i = 0; i < n; i++, w->num_threads++) {
-        int why = pthread_create(&w->threads[i], NULL, fetcher_main, w);
-        if (why == 0) continue;
-        Error err;
-        fail(&err, "cannot start a thread: %s", strerror(why));
-        stop_and_die(w, &err);
-    }
 }
 
 // ----------------------------------------------------------------------------
@@ -456,28 +247,29 @@ static bool check_different(const Work* w, Output* out, const char* path, const 
     char other[PATH_LENGTH];
     const char* same = seen_before(&out->seen, strrchr(path, '/') + 1, data, bytes);
     if (!same) return true;
-    join_name(other, w->array_folder, same);
-    if (w->remote) unlink(path), unlink(other);
+    join_name(other, w->source.folder, same);
+    if (w->source.remote) unlink(path), unlink(other);
     return fail(err, "%s: has the same bytes as chunk %s: the source has one for the other", path, same);
 }
 
 // Reads chunk (row, column) and copies its part of the row's first `documents` documents to out->row.
 static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_t documents, Error* err) {
-    const ZarrArray* a = &w->array;
+    const ZarrArray* a = &w->source.array;
     char path[PATH_LENGTH];
     Error why;
     size_t bytes;
-    chunk_name(path, w->array_folder, row, column);
+    chunk_name(path, w->source.folder, row, column);
     if (access(path, F_OK) != 0 && errno == ENOENT) return fail_missing(path, err);
-    char* data = cache_read(path, zarr_chunk_max_file(&w->array), &bytes, err);
+    char* data = cache_read(path, zarr_chunk_max_file(&w->source.array), &bytes, err);
     if (!data) return false;
-    bool known, ok = zarr_decode(a, data, bytes, out->chunk, &why) &&
-                     sums_check(&w->sums, w->array_name, strrchr(path, '/') + 1, data, bytes, &known, &why);
+    bool known,
+        ok = zarr_decode(a, data, bytes, out->chunk, &why) &&
+             sums_check(&w->source.sums, w->source.name, strrchr(path, '/') + 1, data, bytes, &known, &why);
     if (!ok) fail(err, "%s: damaged: %s", path, why.msg);
     ok = ok && check_different(w, out, path, data, bytes, err);
     free(data);
     if (!ok) return false;
-    if (!w->remote && !known) count_unverified(w);
+    if (!w->source.remote && !known) count_unverified(&w->source);
     int64_t D = w->options->columns, start = column * a->chunk_columns;
     int64_t n = D - start < a->chunk_columns ? D - start : a->chunk_columns;
     for (int64_t r = 0; r < documents; r++) {
@@ -494,11 +286,11 @@ static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_
 // Writes the documents of a row of chunks, whose first download is `job`.
 static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err) {
     int64_t D = w->options->columns, documents = documents_before(w, row + 1) - documents_before(w, row);
-    for (int64_t column = 0; column < w->chunk_cols; column++) {
-        if (stop_asked(&w->stop) || (w->remote && !wait_for_job(w, job + column)))
-            return fail(err, "%s", w->stop.reason.msg);
+    for (int64_t column = 0; column < w->fetch.chunk_cols; column++) {
+        if (stop_asked(&w->source.stop) || (w->source.remote && !fetch_wait(&w->fetch, job + column)))
+            return fail(err, "%s", w->source.stop.reason.msg);
         if (!read_chunk(w, out, row, column, documents, err)) return false;
-        int64_t end = (column + 1) * w->array.chunk_columns;
+        int64_t end = (column + 1) * w->source.array.chunk_columns;
         progress_update(&out->progress, (double)(out->writer.total + documents * (end < D ? end : D)));
     }
     for (int64_t r = 0; r < documents; r++) {
@@ -513,10 +305,10 @@ static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err
 // Deletes the cached chunks of a complete shard.
 static void delete_chunks(Work* w, int64_t s) {
     char path[PATH_LENGTH];
-    if (!w->remote || w->options->keep_cache) return;
+    if (!w->source.remote || w->options->keep_cache) return;
     for (int64_t row = first_row(w, s); row < end_row(w, s); row++)
-        for (int64_t column = 0; column < w->chunk_cols; column++) {
-            chunk_name(path, w->array_folder, row, column);
+        for (int64_t column = 0; column < w->fetch.chunk_cols; column++) {
+            chunk_name(path, w->source.folder, row, column);
             unlink(path);
         }
 }
@@ -524,7 +316,7 @@ static void delete_chunks(Work* w, int64_t s) {
 // Writes all shards that are not complete, and then removes the mark.
 static bool write_shards(Work* w, Error* err) {
     const Options* o = w->options;
-    const ZarrArray* a = &w->array;
+    const ZarrArray* a = &w->source.array;
     int64_t D = o->columns, job = 0;
     Output out;
     if (!shard_writer_open(&out.writer, o->out, w->shard_split, VOCAB_SIZE, D,
@@ -540,7 +332,7 @@ static bool write_shards(Work* w, Error* err) {
         ok = shard_writer_skip_to(&out.writer, w->complete[s] ? s + 1 : s) ||
              fail(err, "%s: too many shards", o->out);
         if (!w->complete[s])
-            for (int64_t row = first_row(w, s); ok && row < end_row(w, s); row++, job += w->chunk_cols)
+            for (int64_t row = first_row(w, s); ok && row < end_row(w, s); row++, job += w->fetch.chunk_cols)
                 ok = write_row(w, &out, row, job, err);
         // the writer completes full shards itself; the last one may be shorter
         if (ok && s == w->shards - 1) ok = shard_writer_close(&out.writer, err);
@@ -558,14 +350,14 @@ static bool write_shards(Work* w, Error* err) {
 // Deletes the cache's .zarray and its folders, except folders that contain other files.
 static void delete_cache(Work* w) {
     char path[PATH_LENGTH];
-    if (!w->remote || w->options->keep_cache) return;
-    join_name(path, w->array_folder, ".zarray");
+    if (!w->source.remote || w->options->keep_cache) return;
+    join_name(path, w->source.folder, ".zarray");
     unlink(path);
-    cache_lock_name(path, w->array_folder);
+    cache_lock_name(path, w->source.folder);
     unlink(path);
-    if (rmdir(w->array_folder) != 0) return;
-    *strrchr(w->array_folder, '/') = '\0';
-    rmdir(w->array_folder);
+    if (rmdir(w->source.folder) != 0) return;
+    *strrchr(w->source.folder, '/') = '\0';
+    rmdir(w->source.folder);
 }
 
 int main(int argc, char** argv) {
@@ -573,24 +365,33 @@ int main(int argc, char** argv) {
     Options options = parse_options(argc, argv);
     static Work work;
     Error err;
+    char cache[PATH_LENGTH];
+    snprintf(cache, sizeof cache, "%s.cache", options.out);
     work.options = &options;
+    work.source.base = options.source;
+    work.source.split = options.split;
+    work.source.cache = options.cache ? options.cache : cache;
+    work.source.list = options.sums;
+    work.source.tries = (int)options.tries;
+    work.source.timeout = (int)options.timeout;
+    work.fetch.source = &work.source;
     work.shard_split = strcmp(options.split, "train") == 0 ? "train" : "val";
     if (options.dry_run) return print_plan(&work);
     if (!shard_set_lock(options.out, work.shard_split, &err)) die("--out %s", err.msg);
-    stop_on_signals(&work.stop);
+    stop_on_signals(&work.source.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
-    if (!open_source(&work, &err) || !make_plan(&work, &err) ||
+    if (!source_locate(&work.source, &err) || !source_open(&work.source, &err) || !make_plan(&work, &err) ||
         (options.vocab && !tokenizer_file_gpt2(options.out, work.shard_split, options.vocab, &err)))
         stop_and_die(&work, &err);
     if (!shard_set_mark(options.out, work.shard_split, true, &err)) stop_and_die(&work, &err);
-    if (work.remote) start_fetchers(&work);
+    if (work.source.remote && !fetch_start(&work.fetch, options.jobs, &err)) stop_and_die(&work, &err);
     if (!write_shards(&work, &err)) stop_and_die(&work, &err);
-    for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
+    fetch_join(&work.fetch);
     delete_cache(&work);
-    if (work.unverified)
+    if (work.source.unverified)
         warn("NOT VERIFIED: %lld of %s: neither a list nor the server gave their SHA-256, or they were in "
              "the cache; give a list with --sha256sums",
-             (long long)work.unverified, counted(work.jobs, "chunk").text);
+             (long long)work.source.unverified, counted(work.fetch.jobs, "chunk").text);
     int64_t kept = 0;
     for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];
     printf("%s_%s: %s, %s in %s (%lld already complete)\n", options.out, work.shard_split,
@@ -598,9 +399,9 @@ int main(int argc, char** argv) {
            counted(work.shards, "shard").text, (long long)kept);
     tokenizer_file_report(options.out);
     free(work.complete);
-    free(work.rows);
-    free(work.fetched);
-    sums_free(&work.sums);
+    free(work.fetch.rows);
+    free(work.fetch.fetched);
+    sums_free(&work.source.sums);
     curl_global_cleanup();
     return check_printed();
 }
