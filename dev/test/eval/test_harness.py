@@ -9,7 +9,8 @@ which is made here in the same format: the paper's short tasks, and one of gener
     build/eval/bin/python dev/test/eval/test_harness.py [PYTHON]
 
 PYTHON runs `hf` in place of the same Python. It may have other versions: lm_eval 0.4.5, transformers 4.44.2.
-test_harness.sh runs this where the packages are installed.
+test_harness.sh runs this where the packages are installed. The command lines of both are tested elsewhere:
+dev/test/scripts/eval_harness.py, dev/test/hf/test_lm_eval.py.
 """
 import importlib.util
 import json
@@ -35,14 +36,20 @@ TASKS = {  # task: its definition
     "arc_challenge": "arc/arc_challenge.yaml", "copa": "super_glue/copa/default.yaml",
     "openbookqa": "openbookqa/openbookqa.yaml", "sciq": "sciq/sciq.yaml",
     "boolq": "super_glue/boolq/default.yaml", "lambada_openai": "lambada/lambada_openai.yaml",
-    "triviaqa": "triviaqa/default.yaml", "wikitext": "wikitext/wikitext.yaml",
+    "anagrams1": "unscramble/anagrams1.yaml", "wikitext": "wikitext/wikitext.yaml",
 }  # fmt: skip
-LOCAL = "local_"  # before a task's name: lm_eval 0.4.5 keeps its own tasks where names are equal
 FOUR_CHOICES = ["arc_challenge", "arc_easy", "hellaswag", "openbookqa", "sciq"]
+KINDS = ["arc_easy", "lambada_openai", "anagrams1", "wikitext"]  # a task of each kind of request
 SEQ_LEN = 256  # of training, and so of rolling windows
-PAGES = ["README.md", "dev/TRAINING.md", "dev/EVALUATION.md", "dev/INFERENCE.md"]  # 40 KB of text
-PIECE = 25  # words of the pages between two rounds of questions
 DOCUMENTS = 8  # a task
+# It learns to spell: to end a word that is begun
+BYTES = ("--batch-tokens", 512, "--max-tokens", 512 * 60, "--lr", 5e-3)
+GPT2 = ("--set", "vocab_size=50257", "--batch-tokens", 256, "--max-tokens", 256 * 12, "--lr", 5e-3)
+# of one token and of several in GPT-2's vocabulary
+WORDS = """the of and to in is that for as with on by this from at which or an be are model trainer don't it's
+x-ray 3,000 1e-5 state-of-the-art forgets gate's value_2 Paris naïve 2024 GPU quux zygote paragraphs attention
+BLEU e.g. a I London when where Why she'd rotary 42 unbelievable cat dogs running jumped quickly greenish
+mountain river 7th McDonald ice-cream flour""".split()
 # fp32: log-probabilities of tokens differ by about 1e-6, and sums of them are rounded to 24 bits
 ABSOLUTE, RELATIVE = 1e-5, 2e-6
 
@@ -59,45 +66,29 @@ def run(*command, **options):
     return done.stdout, done.stderr
 
 
-def pages():
-    return "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+def some_words(rng, least, most):
+    return " ".join(rng.choice(WORDS) + rng.choice(["", "", "", ",", "."]) for _ in range(rng.randint(least, most)))
 
 
-def write_text(file, questions):
-    """
-    Pieces of the pages, and after each all questions with their answers. A model learns these by heart, so
-    that what it generates has letters and depends on the prompt.
-    """
-    rng = random.Random(8)
-    words = pages().split()
-    lines = [f"Question: {q['question']}?\nAnswer: {q['answer']['aliases'][0]}.\n" for q in questions]
-    with file.open("w", encoding="utf-8") as out:
-        for at in range(0, len(words), PIECE):
-            out.write(" ".join(words[at:at + PIECE]) + "\n")
-            out.writelines(rng.sample(lines, len(lines)))
-
-
-def train(name, tokenizer, file, steps, sequences, *options):
-    """A model trained on a text file, in steps of that many sequences. Returns its folder."""
-    text = WORK / name
+def train(name, tokenizer, *options):
+    """A small model, trained on short lines of WORDS. Returns its folder."""
+    rng, text = random.Random(8), WORK / name
+    file = WORK / f"{name}.txt"
+    file.write_text("\n".join(some_words(rng, 1, 2) for _ in range(4000)), encoding="utf-8")
     vocab = ["--vocab", VOCAB] if tokenizer == "gpt2" else []
-    batch = sequences * SEQ_LEN
-    run(ROOT / "data/text_to_shards", "--tokenizer", tokenizer, *vocab, "--val-fraction", 0, "--out", text,
-        file)
-    run(TRAIN_FOX, "--model", "fox-pro-nano", "--data", f"{text}_train_*.bin", "--seq-len", SEQ_LEN,
-        "--batch-tokens", batch, "--max-tokens", batch * steps, "--warmup-tokens", 32 * SEQ_LEN,
-        "--lr", 5e-3, "--out", WORK / f"run_{name}", *options)
-    return WORK / f"run_{name}/step_{steps:08}"
+    run(ROOT / "data/text_to_shards", "--tokenizer", tokenizer, *vocab, "--val-fraction", 0, "--out", text, file)
+    run(TRAIN_FOX, "--model", "fox-pro-nano", "--set", "hidden_size=64", "--set", "num_hidden_layers=2", "--data",
+        f"{text}_train_*.bin", "--seq-len", SEQ_LEN, "--out", WORK / f"run_{name}", *options)
+    (folder,) = (WORK / f"run_{name}").glob("step_*")
+    return folder
 
 
 def documents():
     """{task: its documents}, in the format of each data set."""
     rng = random.Random(7)
-    words = re.findall(r"[\w'-]{1,12}[.,;:]?", pages())
 
     def text(least, most):
-        at = rng.randrange(len(words) - most)
-        return " ".join(words[at:at + rng.randint(least, most)]).rstrip(".,;:") or "nothing"
+        return some_words(rng, least, most).rstrip(".,")
 
     def choices():
         return {"text": [text(1, 6) for _ in range(4)], "label": list("ABCD")}
@@ -108,8 +99,11 @@ def documents():
     def label(n=2):
         return rng.randrange(n)
 
-    def answer():
-        return rng.choice([word for word in words if word.isalpha() and len(word) > 2])
+    begun = iter(rng.sample([word for word in WORDS if len(word) > 4], DOCUMENTS))
+
+    def begun_word():
+        word = next(begun)
+        return {"context": f"{text(2, 6)} {word[:-2]}", "completion": word[-2:]}
 
     make = {
         "piqa": lambda: {"goal": text(4, 12), "sol1": text(2, 9), "sol2": text(2, 9), "label": label()},
@@ -127,7 +121,7 @@ def documents():
         "boolq": lambda: {"passage": " ".join(sentence() for _ in range(5)), "question": text(4, 9),
                           "label": label()},
         "lambada_openai": lambda: {"text": text(20, 60)},
-        "triviaqa": lambda: {"question": text(4, 12), "answer": {"aliases": [answer(), answer()]}},
+        "anagrams1": begun_word,
         "wikitext": lambda: {"page": "\n".join(f" = {text(1, 4)} = \n {text(40, 90)} .\n" for _ in range(4))},
     }  # fmt: skip
     make["arc_challenge"] = make["arc_easy"]
@@ -142,7 +136,7 @@ def write_tasks(folder, lm_eval, data):
         file.write_text("".join(json.dumps(d) + "\n" for d in data[task]))
         splits = dict.fromkeys(("train", "validation", "test"), str(file))
         (folder / f"{task}.yaml").write_text(json.dumps({  # JSON is YAML
-            "task": LOCAL + task, "include": f"{lm_eval}/tasks/{definition}", "dataset_path": "json",
+            "task": task, "include": f"{lm_eval}/tasks/{definition}", "dataset_path": "json",
             "dataset_name": None, "dataset_kwargs": {"data_files": splits}}))
 
 
@@ -169,53 +163,59 @@ def with_end_of_text(folder):
 # both
 
 
-class Harness:
-    """A Python with lm_eval: its task files, and runs of the harness."""
+def evaluate(python, name, data, jobs):
+    """
+    Runs the harness in a Python that has it, once for all jobs: (model fox or hf, its arguments, tasks).
+    Returns [(results by task, samples by task)] and stderr.
+    """
+    code = "import lm_eval; print(*lm_eval.__path__)"
+    write_tasks(WORK / f"{name}_tasks", run(python, "-W", "ignore", "-c", code)[0].strip(), data)
+    file = WORK / f"{name}.json"
+    file.write_text(json.dumps(jobs))
+    _, stderr = run(python, __file__, "--evaluate", file, env={
+        **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(WORK / "home"),
+        "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"})
+    return json.loads(file.read_text()), stderr
 
-    OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(WORK / "home"),
-               "PYTHONWARNINGS": "ignore"}
 
-    def __init__(self, python, name, data):
-        self.python, self.out, self.tasks = python, WORK / name, WORK / f"{name}_tasks"
-        code = "import lm_eval, transformers; print(transformers.__version__, *lm_eval.__path__)"
-        self.version, path = run(python, "-W", "ignore", "-c", code)[0].split()
-        write_tasks(self.tasks, path, data)
+def evaluate_here(file):
+    """The jobs of a file, whose place the results take."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+    sys.path.insert(0, str(ROOT / "scripts/eval"))
+    import harness  # noqa: F401: registers fox
+    manager = TaskManager(include_path=str(file.with_name(f"{file.stem}_tasks")), include_defaults=False)
+    done = []
+    for model, arguments, tasks in json.loads(file.read_text()):
+        if model == "fox":
+            model, arguments = harness.Fox(**arguments), None
+        found = lm_eval.simple_evaluate(model, arguments, tasks=tasks, task_manager=manager, batch_size=4,
+                                        device="cpu", bootstrap_iters=0)
+        if arguments is None:
+            for process in model.trainer.processes:  # a trainer says at its end what it has read
+                process.stdin.close()
+                process.wait()
+        samples = {task: [{"resps": s["resps"], "arguments": s["arguments"]} for s in sorted(
+            found["samples"][task], key=lambda s: s["doc_id"])] for task in tasks}
+        done.append(({task: found["results"][task] for task in tasks}, samples))
+    file.write_text(json.dumps(done))
 
-    def evaluate(self, name, tasks, *command):
-        """Runs `python command`. Returns (results by task, samples by task, stderr)."""
-        out = self.out / name
-        _, stderr = run(self.python, *command, "--include_path", self.tasks, "--tasks",
-                        ",".join(LOCAL + task for task in tasks), "--log_samples", "--output_path", out,
-                        env={**os.environ, **self.OFFLINE})
-        (path,) = out.rglob("results_*.json")
-        samples = {}
-        for task in tasks:
-            (file,) = out.rglob(f"samples_{LOCAL}{task}_*.jsonl")
-            lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-            samples[task] = sorted(lines, key=lambda s: s["doc_id"])
-        results = json.loads(path.read_text())["results"]
-        return {task: results[LOCAL + task] for task in tasks}, samples, stderr
 
-    def fox(self, name, folder):
-        """Returns results, samples, and how many tokens were read for the tasks with four choices."""
-        command = (ROOT / "scripts/eval/harness.py", "--init", folder, "--trainer", TRAIN_FOX)
-        results, samples, stderr = self.evaluate(f"{name}_four", FOUR_CHOICES, *command)
-        rest = [task for task in TASKS if task not in FOUR_CHOICES]
-        others = self.evaluate(f"{name}_rest", rest, *command)
-        read = re.search(r"(\d+) tokens read", stderr)
-        return results | others[0], samples | others[1], int(read[1])
+def fox_jobs(folder, tasks):
+    """The tasks with four choices alone: of these, what is read is counted."""
+    arguments = {"init": str(folder), "trainer": TRAIN_FOX}
+    four = [task for task in tasks if task in FOUR_CHOICES]
+    return [("fox", arguments, four), ("fox", arguments, [task for task in tasks if task not in four])]
 
-    def hf(self, name, folder):
-        """As harness.py says: end-of-text first, but not in a rolling text, where the harness puts it."""
-        model = f"pretrained={folder},trust_remote_code=True,dtype=float32"
-        first = "add_bos_token=True,max_length=4096"
-        if self.version.startswith("4."):
-            first += f",tokenizer={with_end_of_text(folder)}"
-        common = ("-m", "lm_eval", "--device", "cpu", "--batch_size", 4, "--model", "hf", "--model_args")
-        tasks = [task for task in TASKS if task != "wikitext"]
-        results, samples, _ = self.evaluate(f"{name}_first", tasks, *common, f"{model},{first}")
-        rolling = self.evaluate(f"{name}_rolling", ["wikitext"], *common, f"{model},max_length={SEQ_LEN}")
-        return results | rolling[0], samples | rolling[1]
+
+def hf_jobs(folder, tasks, version):
+    """As harness.py says: end-of-text first, but not in a rolling text, where the harness puts it."""
+    arguments = {"pretrained": str(folder), "trust_remote_code": True, "dtype": "float32"}
+    first = {**arguments, "add_bos_token": True, "max_length": 4096}
+    if version.startswith("4."):
+        first["tokenizer"] = str(with_end_of_text(folder))
+    return [("hf", first, [task for task in tasks if task != "wikitext"]),
+            ("hf", {**arguments, "max_length": SEQ_LEN}, ["wikitext"])]
 
 
 class Report:
@@ -260,16 +260,16 @@ def compare_samples(report, task, fox, hf):
 
 def compare(report, title, fox, hf):
     """Prints a table of every metric, and checks all requests and metrics."""
-    results, samples, _ = fox
     print(f"\n| {title} | --requests | hf | largest difference of a log-probability |\n|---|---|---|---|")
-    for task in TASKS:
-        most, count = compare_samples(report, task, samples[task], hf[1][task])
+    for task, (wanted, wanted_samples) in hf.items():
+        results, samples = fox[task]
+        most, count = compare_samples(report, task, samples, wanted_samples)
         note = f"{most:.1e} of {count}" if count else "the same texts"
-        for key, value in hf[0][task].items():
+        for key, value in wanted.items():
             metric = key.split(",")[0]
             if "," not in key or metric.endswith("_stderr"):
                 continue
-            got, exact = results[task][key], metric in ("acc", "acc_norm", "exact_match")
+            got, exact = results[key], metric in ("acc", "acc_norm", "exact_match")
             equal = got == value if exact else abs(got / value - 1) < 1e-5
             report.check(equal, f"{task} {metric}: {got}, of hf: {value}")
             print(f"| {task} {metric} | {got:.8g} | {value:.8g} | {note} |")
@@ -278,21 +278,26 @@ def compare(report, title, fox, hf):
 
 def check_texts(report, samples):
     """Equality of generated texts says little unless they have letters and depend on the prompt."""
-    texts = {str(x) for sample in samples["triviaqa"] for x in flat(sample["resps"])}
+    texts = {str(x) for sample in samples for x in flat(sample["resps"])}
     texts = sorted(x for x in texts if re.search("[A-Za-z]", x))
-    report.check(len(texts) >= 5, f"triviaqa: too few texts with letters: {texts}")
-    print(f"\ntriviaqa: {len(texts)} different texts with letters of {DOCUMENTS} requests: {texts}")
+    report.check(len(texts) >= 5, f"anagrams1: too few texts with letters: {texts}")
+    print(f"\nanagrams1: {len(texts)} different texts with letters of {DOCUMENTS} requests: {texts}")
 
 
 def compare_tokens(report, tokenizer, samples, read):
     """Tokens that the trainer read, against the distinct ones: what choices of a question share, once."""
     distinct = 0
-    for sample in (s for task in FOUR_CHOICES for s in samples[task]):
-        pairs = [a["arg_0"] + a["arg_1"] for a in sample["arguments"].values()]
+    for sample in samples:
+        pairs = ["".join(words) for words in sample["arguments"]]
         texts = [(None, *tokenizer.encode(text)) for text in pairs]  # None: end-of-text. The last is not read
         distinct += len({ids[:n] for ids in texts for n in range(1, len(ids))})
     report.check(read <= 1.1 * distinct, f"{read} tokens read, {distinct} distinct ones")
     print(f"\nfour choices: {read} tokens read, {read / distinct:.3f} times the {distinct} distinct ones")
+
+
+def by_task(done):
+    """{task: (results, samples)} of several jobs."""
+    return {task: (results[task], samples[task]) for results, samples in done for task in results}
 
 
 def main():
@@ -300,23 +305,28 @@ def main():
     if missing:
         print(f"skipped: not installed: {', '.join(missing)}\n0 passed, 0 failed")
         return
+    if sys.argv[1:2] == ["--evaluate"]:
+        return evaluate_here(Path(sys.argv[2]))
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    report, data, text = Report(), documents(), WORK / "text.txt"
-    write_text(text, data["triviaqa"])
-    (WORK / "pages.txt").write_text(pages(), encoding="utf-8")
-    ours = Harness(sys.executable, "fox", data)
-    theirs = Harness(sys.argv[1] if len(sys.argv) > 1 else sys.executable, "hf", data)
-    small = ("--set", "vocab_size=50257", "--set", "hidden_size=64")
-    models = {"bytes": train("bytes", "byte", text, 240, 2),
-              "gpt2": train("gpt2", "gpt2", WORK / "pages.txt", 80, 4, *small)}
-    for name, folder in models.items():
-        found = ours.fox(name, folder)
-        wanted = theirs.hf(name, folder)
-        compare(report, f"fox-pro-nano, {name}; transformers {theirs.version}", found, wanted)
-        if name == "bytes":  # by heart, gpt2's log-probabilities differ by 4e-4 in fp32
-            check_texts(report, found[1])
-        compare_tokens(report, Tokenizer(folder), *found[1:])
+    report, data = Report(), documents()
+    theirs = sys.argv[1] if len(sys.argv) > 1 else sys.executable
+    version = run(theirs, "-c", "from importlib.metadata import version; print(version('transformers'))")[0].strip()
+    models = {"bytes": (train("bytes", "byte", *BYTES), KINDS), "gpt2": (train("gpt2", "gpt2", *GPT2), list(TASKS))}
+    fox = [job for folder, tasks in models.values() for job in fox_jobs(folder, tasks)]
+    hf = [job for folder, tasks in models.values() for job in hf_jobs(folder, tasks, version)]
+    if theirs == sys.executable:
+        done, stderr = evaluate(theirs, "both", data, fox + hf)
+    else:
+        done, stderr = evaluate(sys.executable, "fox", data, fox)
+        done += evaluate(theirs, "hf", data, hf)[0]
+    read = [int(n) for n in re.findall(r"(\d+) tokens read", stderr)]
+    for k, (name, (folder, tasks)) in enumerate(models.items()):
+        got, wanted = by_task(done[2 * k:2 * k + 2]), by_task(done[2 * k + 4:2 * k + 6])
+        compare(report, f"fox-pro-nano, {name}; transformers {version}", got, wanted)
+        if name == "bytes":
+            check_texts(report, got["anagrams1"][1])
+        compare_tokens(report, Tokenizer(folder), [s for task in done[2 * k][1].values() for s in task], read[2 * k])
     print(f"{report.passed} passed, {report.failed} failed")
     sys.exit(report.failed > 0)
 
