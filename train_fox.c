@@ -2,9 +2,8 @@
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on the CPU, in plain C.
 
 This is the reference: the whole model is below, forward and backward, in the order in which it runs, and
-train_fox.cu mirrors it in order and names. What stands at its ends and between its parts, embedding, RMSNorm,
-SwiGLU and cross entropy, is in llmc/cpu, as train_fox.cu has it in llmc/layers. `real` is float, or double with
--DREAL_IS_DOUBLE for checking gradients.
+train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
+gradients.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
 values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's
@@ -19,13 +18,10 @@ run computes the same bits on any number of threads.
 #include "llmc/baselines/hgrn2/hgrn2.h"       // defines: hgrn2_mixer
 #include "llmc/baselines/mamba2/mamba2.h"     // defines: mamba2_mixer
 #include "llmc/cpu/adamw.h"                   // defines: global_squares, clip_scale, adamw_update
-#include "llmc/cpu/classifier.h"              // defines: classifier
 #include "llmc/cpu/core_time.h"               // defines: CoreTime, core_time_now, CoreWatch
-#include "llmc/cpu/embedding.h"               // defines: embedding_forward, embedding_backward
 #include "llmc/cpu/layer.h"                   // defines: Layer, Mixer, Norm, layer_linear, rmsnorm_*
 #include "llmc/cpu/matmul.h"                  // defines: Linear, linear_*, matmul, rows_of, transpose_of
 #include "llmc/cpu/memory.h"                  // defines: memory_left
-#include "llmc/cpu/swiglu.h"                  // defines: swiglu_forward, swiglu_backward
 #include "llmc/cpu/threads.h"                 // defines: threads_start
 #include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
 #include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
@@ -39,6 +35,27 @@ run computes the same bits on any number of threads.
 #ifndef __CUDACC__
 #pragma GCC pop_options
 #endif
+
+// ----------------------------------------------------------------------------
+// embedding: x_t = E[token_t]
+
+static void embedding_forward(real* x, const int32_t* tokens, const real* embeddings, int64_t rows,
+                              int64_t d) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++)
+        memcpy(x + t * d, embeddings + tokens[t] * d, (size_t)d * sizeof(real));
+}
+
+// Each piece is a range of channels: one thread adds all rows of equal tokens, in their order.
+static void embedding_backward(real* dembeddings, const real* dx, const int32_t* tokens, int64_t rows,
+                               int64_t d) {
+#pragma omp parallel for schedule(static)
+    for (int64_t piece = 0; piece < NUM_PIECES; piece++) {
+        int64_t first = d * piece / NUM_PIECES, last = d * (piece + 1) / NUM_PIECES;
+        for (int64_t t = 0; t < rows; t++)
+            for (int64_t c = first; c < last; c++) dembeddings[tokens[t] * d + c] += dx[t * d + c];
+    }
+}
 
 // ----------------------------------------------------------------------------
 // from the fused projection to attention: shift, QK norm, RoPE
@@ -668,6 +685,27 @@ static const Mixer* mixer_of(const Layer* layer) { return mixers[layer->config->
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
 
+static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t I) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++)
+#pragma omp simd
+        for (int64_t i = 0; i < I; i++) {
+            real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i];
+            act[t * I + i] = g * sigmoid(g) * u;
+        }
+}
+
+static void swiglu_backward(real* dgate_up, const real* dact, const real* gate_up, int64_t rows, int64_t I) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++)
+#pragma omp simd
+        for (int64_t i = 0; i < I; i++) {
+            real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i], open = sigmoid(g);
+            dgate_up[t * 2 * I + i] = dact[t * I + i] * u * open * (1 + g * (1 - open));
+            dgate_up[t * 2 * I + I + i] = dact[t * I + i] * g * open;
+        }
+}
+
 // type, name, kept for every layer, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
     X(real, gate_up, true, BT * 2 * I)   /* [L,B,T,2I] */                                                    \
@@ -706,6 +744,35 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
 }
 
 static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
+
+// ----------------------------------------------------------------------------
+// classifier: loss_t = -log softmax(logits_t)[target_t], 0 of TARGET_NONE. Training: logits become their own
+// gradient times dloss. Else: loss_t has a minus sign if the target is the likeliest token, the first of ties
+
+static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
+                       real dloss, bool train) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++) {
+        real *row = logits + t * V, highest = -INFINITY, sum = 0;
+        losses[t] = 0;
+        if (targets[t] == TARGET_NONE && train) memset(row, 0, (size_t)V * sizeof(real));
+        if (targets[t] == TARGET_NONE) continue;
+#pragma omp simd reduction(max : highest)
+        for (int64_t i = 0; i < V; i++) highest = row[i] > highest ? row[i] : highest;
+        real target_logit = row[targets[t]] - highest;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < V; i++) {
+            real e = exp_real(row[i] - highest);
+            sum += e;
+            row[i] = train ? e : row[i];
+        }
+        losses[t] = (real)log((double)sum) - target_logit;
+        if (!train && find_number(row, highest, V) == targets[t]) losses[t] = -losses[t];
+        if (!train) continue;
+        for (int64_t i = 0; i < V; i++) row[i] *= dloss / sum;
+        row[targets[t]] -= dloss;
+    }
+}
 
 // ----------------------------------------------------------------------------
 // the model
