@@ -1183,8 +1183,8 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 
-static int64_t run_cache_bytes(const void* of, const CacheSizes* sizes) {
-    const Run* run = (const Run*)of;
+static int64_t run_cache_bytes(const void* context, const CacheSizes* sizes) {
+    const Run* run = (const Run*)context;
     return cache_bytes(&run->config, &run->table, mixers, &mlp, sizes);
 }
 

@@ -87,8 +87,8 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
     t.num_buckets--;
     for (Param* p = t.rows; p < t.rows + t.num_rows; p++) {
-        const Config* of = p->layer < 0 ? c : &t.by_layer[p->layer].config;
-        if (mixer_infos[of->mixer]->init) mixer_infos[of->mixer]->init(p, of);
+        const Config* config = p->layer < 0 ? c : &t.by_layer[p->layer].config;
+        if (mixer_infos[config->mixer]->init) mixer_infos[config->mixer]->init(p, config);
     }
     t.non_embedding = t.parameters - (c->tie_word_embeddings ? 0 : V * d);
     return t;

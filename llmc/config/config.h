@@ -438,28 +438,29 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
 // The model as layer l sees it: with its mixer, window, RoPE and heads. All layers of a stack have the model's MLP and
 // its norms' eps.
 static inline Config config_layer(const Config* c, int64_t l) {
-    Config of = *c;
-    if (!config_is_stack(c)) return of;
-    for (LayerRun* run = of.layer_types.runs; run < of.layer_types.runs + of.layer_types.num_runs; run++) {
+    Config layer = *c;
+    if (!config_is_stack(c)) return layer;
+    for (LayerRun* run = layer.layer_types.runs; run < layer.layer_types.runs + layer.layer_types.num_runs;
+         run++) {
         if (run->window < 0) run->window = c->window_size;
         if (run->rope < 0) run->rope = c->use_rope;
     }
-    const LayerRun* type = layer_type(&of.layer_types, l);
+    const LayerRun* type = layer_type(&layer.layer_types, l);
     if (type->mixer == MIXER_ATTENTION) {
-        of.window_size = type->window;
-        of.use_rope = type->rope;
-        return of;
+        layer.window_size = type->window;
+        layer.use_rope = type->rope;
+        return layer;
     }
-    config_set_mixer(&of, (MixerKind)type->mixer);
-    of.hidden_ratio = c->hidden_ratio;
-    of.norm_eps = c->norm_eps;
-    of.num_heads = c->kind_heads[type->mixer];
-    of.num_kv_heads = of.window_size = 0;
-    of.use_rope = false;
-    of.state_size = c->kind_state_size;
-    of.head_dim = type->mixer == MIXER_GATED_DELTANET ? c->kind_head_dim : 0;
-    of.expand_v = c->kind_expand_v;
-    return of;
+    config_set_mixer(&layer, (MixerKind)type->mixer);
+    layer.hidden_ratio = c->hidden_ratio;
+    layer.norm_eps = c->norm_eps;
+    layer.num_heads = c->kind_heads[type->mixer];
+    layer.num_kv_heads = layer.window_size = 0;
+    layer.use_rope = false;
+    layer.state_size = c->kind_state_size;
+    layer.head_dim = type->mixer == MIXER_GATED_DELTANET ? c->kind_head_dim : 0;
+    layer.expand_v = c->kind_expand_v;
+    return layer;
 }
 
 // ----------------------------------------------------------------------------

@@ -68,12 +68,12 @@ static inline Fp8State* fp8_open(const Config* c, const ParamTable* table) {
 
 // The buffers of passes over `rows` tokens.
 static inline void fp8_allocate(Fp8State* s, int64_t rows) {
-    const Fp8Rows of = fp8_rows(s->shapes);
-    s->inputs = (fp8*)device_bytes((size_t)(rows * of.input));
-    s->residuals = (fp8*)device_bytes((size_t)(rows * of.residual));
-    s->proj_gradients = (fp8*)device_bytes((size_t)(rows * of.proj_gradient));
-    s->x_scratch = (fp8*)device_bytes((size_t)(rows * of.x_scratch));
-    s->dout_scratch = (fp8*)device_bytes((size_t)(rows * of.dout_scratch));
+    const Fp8Rows row = fp8_rows(s->shapes);
+    s->inputs = (fp8*)device_bytes((size_t)(rows * row.input));
+    s->residuals = (fp8*)device_bytes((size_t)(rows * row.residual));
+    s->proj_gradients = (fp8*)device_bytes((size_t)(rows * row.proj_gradient));
+    s->x_scratch = (fp8*)device_bytes((size_t)(rows * row.x_scratch));
+    s->dout_scratch = (fp8*)device_bytes((size_t)(rows * row.dout_scratch));
 }
 
 // s may be NULL.

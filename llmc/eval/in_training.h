@@ -93,7 +93,7 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
         snprintf(source, sizeof source, "--eval-requests %s: line %lld", r->name, (long long)r->lines);
         if (!json_parse(&j, source, line, (size_t)(next - line), &err)) die("%s", err.msg);
         q = (Request*)xcalloc(1, sizeof *q);
-        q->of = r;
+        q->requests = r;
         if (!request_parse(q, &j, line, &err)) die("%s: %s", source, err.msg);
         for (int64_t i = 0; i < q->count; i++) {
             const int64_t tokens = sequence_rows(&q->sequences[i]) + q->sequences[i].most_tokens;

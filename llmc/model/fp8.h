@@ -95,8 +95,8 @@ static inline Fp8Rows fp8_rows(const Fp8Shape shapes[FP8_LINEARS]) {
 static inline int64_t fp8_pass_bytes(const Config* c, const ParamTable* table, int64_t rows) {
     Fp8Shape shapes[FP8_LINEARS];
     fp8_shapes(shapes, c, table);
-    const Fp8Rows of = fp8_rows(shapes);
-    return rows * (of.input + of.residual + of.proj_gradient + of.x_scratch + of.dout_scratch);
+    const Fp8Rows row = fp8_rows(shapes);
+    return rows * (row.input + row.residual + row.proj_gradient + row.x_scratch + row.dout_scratch);
 }
 
 // ----------------------------------------------------------------------------

@@ -240,7 +240,7 @@ typedef struct Generation Generation;
 typedef struct {
     Sequence sequence;
     GeneratedText text;
-    Generation* of;
+    Generation* generation;
     size_t printed; // bytes of its text
     bool ended;
 } Sample;
@@ -283,18 +283,19 @@ static inline bool sample_on_token(Sequence* sequence, int64_t token) {
     Sample* s = (Sample*)sequence->owner;
     (void)token; // the last one of the sequence
     bool more = text_add_token(&s->text, &sequence->tokens, sequence->generated);
-    generation_stream(s->of);
+    generation_stream(s->generation);
     return more;
 }
 
 static inline void sample_on_end(Sequence* sequence) {
     Sample* s = (Sample*)sequence->owner;
-    if (sequence->failed && s->of->stream) die("the model's logits are not finite: its weights are damaged");
+    if (sequence->failed && s->generation->stream)
+        die("the model's logits are not finite: its weights are damaged");
     if (sequence->failed) // in training, whose next step says why
         warn("a sample ends where the model's logits are not finite");
     text_end(&s->text);
     s->ended = true;
-    generation_stream(s->of);
+    generation_stream(s->generation);
 }
 
 // Continues the prompt's tokens by up to n tokens in each of the samples. Returns false if the device has too
@@ -350,7 +351,7 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     ids.count -= begin;
     for (int64_t k = 0; k < count; k++) {
         GeneratedText text = {.tokenizer = tokenizer, .stops = &stops, .json_escape = o->json_escape};
-        g.samples[k].text = text, g.samples[k].of = &g;
+        g.samples[k].text = text, g.samples[k].generation = &g;
         byte_buffer_append(&g.samples[k].text.text, "", 0);
     }
     bool done = generation_run(&g, run, trainer, model, &ids);

@@ -61,7 +61,7 @@ typedef struct {
 } Requests;
 
 typedef struct {
-    Requests* of;
+    Requests* requests;
     RequestType type;
     char* id;             // its JSON, without control characters; NULL: none
     Sequence* sequences;  // [count], several windows of a rolling text
@@ -126,7 +126,7 @@ static inline bool request_matches(const Request* q) {
 
 static inline void answer_generation(const Request* q, JsonWriter* w) {
     const Sequence* s = q->sequences;
-    if (q->of->tokenizer.vocab_size > 0)
+    if (q->requests->tokenizer.vocab_size > 0)
         json_put_text(w, "text", q->text.text.data, q->text.text.count);
     else
         json_put_null(w, "text");
@@ -139,7 +139,7 @@ static inline void answer_generation(const Request* q, JsonWriter* w) {
 }
 
 static inline void request_add_up(const Request* q, double logprob, bool greedy) {
-    RequestTotals* t = &q->of->totals[q->type];
+    RequestTotals* t = &q->requests->totals[q->type];
     t->requests++;
     t->tokens += q->type == REQUEST_GENERATE ? q->sequences[0].generated : q->tokens;
     t->logprob += logprob;
@@ -159,8 +159,8 @@ static inline void request_answer(Request* q) {
     }
     if (q->type == REQUEST_GENERATE) text_end(&q->text);
     if (failed || !isfinite(logprob)) {
-        answer_error(q->of, q->id, "the model's logits are not finite: its weights are damaged");
-    } else if (q->of->adds_up) {
+        answer_error(q->requests, q->id, "the model's logits are not finite: its weights are damaged");
+    } else if (q->requests->adds_up) {
         request_add_up(q, logprob, greedy);
     } else {
         JsonWriter w = answer_begin(q->id);
@@ -171,7 +171,7 @@ static inline void request_answer(Request* q) {
             if (q->type == REQUEST_SCORE) json_put_bool(&w, "greedy", greedy);
             json_put_int(&w, "tokens", q->tokens);
         }
-        answer_end(q->of, &w, false);
+        answer_end(q->requests, &w, false);
     }
     request_free(q);
 }
@@ -272,8 +272,8 @@ static inline bool request_pair(const Requests* r, const Json* j, TokenBuffer* i
 static inline bool request_stop(const Request* q, const Json* j, int node, const char* name, Stop* stop,
                                 Error* err) {
     const char* text = json_string(j, node);
-    if (!text) return request_ids(q->of, j, node, name, &stop->ids, err);
-    if (!request_need_tokenizer(q->of, name, err)) return false;
+    if (!text) return request_ids(q->requests, j, node, name, &stop->ids, err);
+    if (!request_need_tokenizer(q->requests, name, err)) return false;
     stop->text = xstrdup(text);
     stop->bytes = strlen(text);
     return true;
@@ -311,9 +311,9 @@ static inline bool request_number(const Json* j, const char* name, double least,
 }
 
 static inline bool request_sampling(const Request* q, const Json* j, Sequence* s, Error* err) {
-    const Options* o = &q->of->run->options;
-    double tokens = (double)sample_tokens(q->of->run), temperature = o->temperature, top_k = (double)o->top_k,
-           top_p = o->top_p, min_p = o->min_p;
+    const Options* o = &q->requests->run->options;
+    double tokens = (double)sample_tokens(q->requests->run), temperature = o->temperature,
+           top_k = (double)o->top_k, top_p = o->top_p, min_p = o->min_p;
     int64_t seed = o->seed;
     const int given = json_get(j, 0, "seed");
     bool ok = request_number(j, "max_tokens", 1, 1 << 24, true, &tokens, err) &&
@@ -346,7 +346,7 @@ static inline void request_add(Request* q, const Sequence* s, const TokenBuffer*
 // Documents before the first scored token are left out.
 static inline void request_add_documents(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
                                          int64_t end, int64_t scored) {
-    const Config* c = &q->of->run->config;
+    const Config* c = &q->requests->run->config;
     for (int64_t first = begin, last; first + 1 < end; first = last) {
         for (last = first + 1; last + 1 < end;)
             if (c->document_reset && ids->data[last] == config_end_of_text(c))
@@ -370,22 +370,22 @@ static inline void request_windows(Request* q, const Sequence* s, const TokenBuf
 
 // Builds the sequences of a request from its JSON.
 static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids, Error* err) {
-    const int64_t longest = q->of->engine.sizes.capacity, T = q->of->run->options.seq_len;
+    const int64_t longest = q->requests->engine.sizes.capacity, T = q->requests->run->options.seq_len;
     int64_t scored = 1, rows;
     Sequence s;
     memset(&s, 0, sizeof s);
-    token_buffer_add(ids, (uint32_t)config_end_of_text(&q->of->run->config));
-    if (q->type == REQUEST_SCORE && !request_pair(q->of, j, ids, &scored, err)) return false;
-    if (q->type == REQUEST_ROLLING && !request_tokens(q->of, j, "text", true, ids, err)) return false;
+    token_buffer_add(ids, (uint32_t)config_end_of_text(&q->requests->run->config));
+    if (q->type == REQUEST_SCORE && !request_pair(q->requests, j, ids, &scored, err)) return false;
+    if (q->type == REQUEST_ROLLING && !request_tokens(q->requests, j, "text", true, ids, err)) return false;
     if (q->type == REQUEST_GENERATE &&
-        !(request_tokens(q->of, j, "prompt", true, ids, err) && request_sampling(q, j, &s, err) &&
+        !(request_tokens(q->requests, j, "prompt", true, ids, err) && request_sampling(q, j, &s, err) &&
           request_until(q, j, err) && request_expected(q, j, err)))
         return false;
     q->tokens = ids->count - scored;
     if (q->type == REQUEST_ROLLING) request_windows(q, &s, ids, T);
     if (q->type == REQUEST_SCORE && q->tokens > 0) request_add_documents(q, &s, ids, 0, ids->count, scored);
     if (q->type == REQUEST_GENERATE) {
-        const int64_t begin = last_document(&q->of->run->config, ids);
+        const int64_t begin = last_document(&q->requests->run->config, ids);
         request_add(q, &s, ids, begin, ids->count, begin + 1);
     }
     for (int64_t i = 0; i < q->count; i++) {
@@ -433,8 +433,8 @@ static inline bool request_parse(Request* q, const Json* j, const char* line, Er
         for (char* c = q->id; *c; c++) // a carriage return between values would end the answer's line
             if ((unsigned char)*c < ' ') *c = ' ';
     }
-    q->text.tokenizer = &q->of->tokenizer, q->text.stops = &q->stops;
-    q->text.json_escape = q->of->run->options.json_escape;
+    q->text.tokenizer = &q->requests->tokenizer, q->text.stops = &q->stops;
+    q->text.json_escape = q->requests->run->options.json_escape;
     byte_buffer_append(&q->text.text, "", 0);
     bool ok = request_type(q, j, err) && request_sequences(q, j, &ids, err);
     free(ids.data);
@@ -454,7 +454,7 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
         return;
     }
     Request* q = (Request*)xcalloc(1, sizeof *q);
-    q->of = r;
+    q->requests = r;
     bool ok = request_parse(q, &j, line, &err);
     json_free(&j);
     if (!ok) {

@@ -90,16 +90,16 @@ static inline bool dataset_check(const Dataset* set, const DataShard* shard, Err
 }
 
 // Whether shard `index` of the set of the shard `of` is in the dataset or, under its name, beside that shard.
-static inline bool dataset_has(const Dataset* set, const DataShard* of, int64_t index) {
+static inline bool dataset_has(const Dataset* set, const DataShard* known, int64_t index) {
     char sibling[PATH_LENGTH];
     ShardHeader h;
     Error ignored;
     for (int64_t i = 0; i < set->num_shards; i++) {
         const ShardHeader* listed = &set->shards[i].header;
-        if (shard_same_set(listed, &of->header) && listed->set_index == index) return true;
+        if (shard_same_set(listed, &known->header) && listed->set_index == index) return true;
     }
-    return shard_sibling(sibling, of->path, index) && access(sibling, F_OK) == 0 &&
-           shard_read_header(sibling, &h, &ignored) && shard_same_set(&h, &of->header) &&
+    return shard_sibling(sibling, known->path, index) && access(sibling, F_OK) == 0 &&
+           shard_read_header(sibling, &h, &ignored) && shard_same_set(&h, &known->header) &&
            h.set_index == index;
 }
 

@@ -143,11 +143,11 @@ static inline Forgetting head_forgetting(const Cache* cache, const PagedAttentio
 static inline void head_append(const Cache* cache, const PagedAttention* a, const HeadShape* s, int64_t l,
                                int64_t sequence, int64_t h) {
     const Extension* e = cache->pass;
-    const CachePages of = cache_pages(cache, l);
+    const CachePages tensors = cache_pages(cache, l);
     const Forgetting forgetting = head_forgetting(cache, a, s, h);
     int64_t slot = e->slots[sequence], begin = e->begins[sequence];
-    const HeadPages pages = head_pages(cache, &of, l, slot, h);
-    HeadSums none = {0, -INFINITY, 0}, *sums = &of.sums[slot * s->NH + h];
+    const HeadPages pages = head_pages(cache, &tensors, l, slot, h);
+    HeadSums none = {0, -INFINITY, 0}, *sums = &tensors.sums[slot * s->NH + h];
     if (e->lengths[sequence] == 0) *sums = none;
     for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
         int64_t position = cache_position(e, sequence, i), head = i * s->NH + h;
@@ -157,7 +157,7 @@ static inline void head_append(const Cache* cache, const PagedAttention* a, cons
             double logf = (double)log_sigmoid((a->gate ? a->gate[i * s->row_stride + h] : 0) + a->bias[h]);
             head_sums_add(sums, &forgetting, &pages, position, logf);
         }
-        of.first_page[head] = first_page > sums->forgotten ? first_page : sums->forgotten;
+        tensors.first_page[head] = first_page > sums->forgotten ? first_page : sums->forgotten;
         int64_t next_page = head_first_key(s, position + 1) / PAGE_TOKENS; // that later rows see
         if (cache->sizes.drops && sums->forgotten < next_page) sums->forgotten = next_page;
         page_append(&pages, position, a->k + key, a->v + key, sums);
@@ -168,20 +168,21 @@ static inline void head_append(const Cache* cache, const PagedAttention* a, cons
 static inline void cache_append(const Cache* cache, const PagedAttention* a, const HeadShape* shape,
                                 int64_t l) {
     const Extension* e = cache->pass;
-    const CachePages of = cache_pages(cache, l);
+    const CachePages tensors = cache_pages(cache, l);
     int64_t R = shape->row_stride;
 #pragma omp parallel for schedule(dynamic) collapse(2) if (e->rows * shape->NH * shape->dh > 16384)
     for (int64_t s = 0; s < e->sequences; s++)
         for (int64_t h = 0; h < shape->NH; h++) head_append(cache, a, shape, l, s, h);
     for (int64_t s = 0; s < e->sequences; s++)
-        memcpy(of.last + e->slots[s] * R, a->proj + (e->begins[s + 1] - 1) * R, (size_t)R * sizeof(real));
+        memcpy(tensors.last + e->slots[s] * R, a->proj + (e->begins[s + 1] - 1) * R,
+               (size_t)R * sizeof(real));
 }
 
 // Every row's queries over the keys of its sequence up to itself: fills a->o.
 static inline void cache_attend(const Cache* cache, const PagedAttention* a, const HeadShape* shape,
                                 int64_t l) {
     const Extension* e = cache->pass;
-    const CachePages of = cache_pages(cache, l);
+    const CachePages tensors = cache_pages(cache, l);
     int64_t NH = shape->NH, dh = shape->dh, keys = 0;
     for (int64_t s = 0; s < e->sequences; s++)
         keys += (e->begins[s + 1] - e->begins[s]) * cache_position(e, s, e->begins[s + 1]);
@@ -190,7 +191,7 @@ static inline void cache_attend(const Cache* cache, const PagedAttention* a, con
 #pragma omp for schedule(dynamic) collapse(2) nowait
         for (int64_t h = 0; h < NH; h++)
             for (int64_t first = e->begins[s]; first < e->begins[s + 1]; first += QUERY_ROWS) {
-                const HeadPages pages = head_pages(cache, &of, l, e->slots[s], h);
+                const HeadPages pages = head_pages(cache, &tensors, l, e->slots[s], h);
                 Query queries[QUERY_ROWS];
                 int64_t count = min64(QUERY_ROWS, e->begins[s + 1] - first);
                 for (int64_t i = 0; i < count; i++) {
@@ -198,7 +199,7 @@ static inline void cache_attend(const Cache* cache, const PagedAttention* a, con
                     queries[i].o = a->o + at * dh;
                     queries[i].q = a->q + at * dh;
                     queries[i].position = cache_position(e, s, first + i);
-                    queries[i].first_page = of.first_page[at];
+                    queries[i].first_page = tensors.first_page[at];
                     queries[i].first_key = head_first_key(shape, queries[i].position);
                 }
                 attend(queries, count, &pages);
@@ -237,8 +238,8 @@ static inline void cache_fork(Cache* cache, int64_t from, int64_t to) {
 }
 
 static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
-    const CachePages of = cache_pages(cache, 0);
-    const HeadPages pages = head_pages(cache, &of, 0, -1, 0);
+    const CachePages tensors = cache_pages(cache, 0);
+    const HeadPages pages = head_pages(cache, &tensors, 0, -1, 0);
     page_copy(&pages, from, to);
 }
 
@@ -247,10 +248,11 @@ static inline void cache_forgotten(Cache* cache, int32_t* first) {
     const Config* c = cache->config;
     int64_t L = cache->layers[MIXER_ATTENTION], KVH = config_key_heads(c), group = c->num_heads / KVH;
     for (int64_t l = 0; l < L; l++) {
-        const CachePages of = cache_pages(cache, l);
+        const CachePages tensors = cache_pages(cache, l);
         for (int64_t i = 0; i < cache->sizes.slots * KVH; i++) {
             int64_t least = INT64_MAX;
-            for (int64_t h = i * group; h < (i + 1) * group; h++) least = min64(least, of.sums[h].forgotten);
+            for (int64_t h = i * group; h < (i + 1) * group; h++)
+                least = min64(least, tensors.sums[h].forgotten);
             first[(i / KVH * L + l) * KVH + i % KVH] = (int32_t)least;
         }
     }

@@ -106,15 +106,15 @@ template <int DH> struct DecodeLookup {
     DecodeTile source;      // the lane's tile of those
 
     // Number of iterations (tiles of a warp) of each split. Tiles begin at multiples of KEYS.
-    __device__ static int num_iterations(const DecodeHead& of) {
+    __device__ static int num_iterations(const DecodeHead& head) {
         constexpr int STRIDE = DECODE_SPLITS * DECODE_WARPS * KEYS;
-        return max((of.own.position - (of.visible & -KEYS) + STRIDE - 1) / STRIDE, 1);
+        return max((head.own.position - (head.visible & -KEYS) + STRIDE - 1) / STRIDE, 1);
     }
-    __device__ int first_token(const DecodeHead& of, int split, int iteration) const {
-        return (of.visible & -KEYS) + ((iteration * DECODE_SPLITS + split) * DECODE_WARPS + warp) * KEYS;
+    __device__ int first_token(const DecodeHead& head, int split, int iteration) const {
+        return (head.visible & -KEYS) + ((iteration * DECODE_SPLITS + split) * DECODE_WARPS + warp) * KEYS;
     }
-    __device__ int64_t head_index(const DecodeHead& of) const {
-        return pages_query_head(a.pages, of.own.slot, a.append.layer, of.h);
+    __device__ int64_t head_index(const DecodeHead& head) const {
+        return pages_query_head(a.pages, head.own.slot, a.append.layer, head.h);
     }
     // The head of lane `from`, in all lanes
     __device__ DecodeHead head_of(int from) const {
@@ -152,14 +152,14 @@ template <int DH> struct DecodeLookup {
         found_token = -1;
         found_page = found_row = 0;
         if (pending_heads == 0) return;
-        DecodeHead of = head_of(__ffs((int)pending_heads) - 1);
-        int iterations = num_iterations(of), i = looked_up + lane, split = i / iterations;
-        int token = first_token(of, first_split + split, i - split * iterations);
-        if (split < splits && token < of.own.position) {
+        DecodeHead head = head_of(__ffs((int)pending_heads) - 1);
+        int iterations = num_iterations(head), i = looked_up + lane, split = i / iterations;
+        int token = first_token(head, first_split + split, i - split * iterations);
+        if (split < splits && token < head.own.position) {
             const Pages& p = a.pages;
             found_token = token;
-            found_page = p.table[head_index(of) * p.table_width + token / PAGE_TOKENS];
-            found_row = of.h % p.group;
+            found_page = p.table[head_index(head) * p.table_width + token / PAGE_TOKENS];
+            found_row = head.h % p.group;
         }
         looked_up += 32;
         if (looked_up >= splits * iterations) {

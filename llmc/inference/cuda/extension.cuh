@@ -42,11 +42,12 @@ static inline void cache_states(Activations states[NUM_MIXERS], int64_t layers[N
 // Bytes of a cache on the device.
 static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* const* mixers,
                                   const CacheSizes* sizes) {
-    CacheModel of = attention_cache_model(c);
+    CacheModel model = attention_cache_model(c);
     Activations table = extend_activations(c, params, sizes), states[NUM_MIXERS] = {};
     int64_t layers[NUM_MIXERS] = {};
     cache_states(states, layers, c, params, mixers, sizes);
-    int64_t bytes = device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
+    int64_t bytes =
+        device_cache_bytes(&model, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
     for (int m = 0; m < NUM_MIXERS; m++) bytes += activations_bytes(&states[m], layers[m]);
     return bytes;
 }
@@ -93,11 +94,11 @@ static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
 // for it.
 static inline Cache* cache_allocate(const Config* c, const Layer* layer, const Mixer* const* mixers,
                                     const CacheSizes* sizes) {
-    CacheModel of = attention_cache_model(c);
-    if (of.layers && of.dh != 64 && of.dh != 128)
-        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
+    CacheModel model = attention_cache_model(c);
+    if (model.layers && model.dh != 64 && model.dh != 128)
+        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)model.dh);
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
-    bool all = device_cache_new(&cache->device, &of, sizes);
+    bool all = device_cache_new(&cache->device, &model, sizes);
     if (all) {
         cache->table = extend_activations(c, layer->table, sizes);
         cache_states(cache->states, cache->layers, c, layer->table, mixers, sizes);
@@ -123,7 +124,7 @@ static inline Cache* cache_allocate(const Config* c, const Layer* layer, const M
     cache->warm = (bool*)xcalloc(graphs, sizeof(bool));
     int32_t windows[LAYERS_MOST];
     attention_windows(c, windows);
-    if (of.own_windows) device_cache_windows(&cache->device, windows);
+    if (model.own_windows) device_cache_windows(&cache->device, windows);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         Layer of_cache = cache_layer(cache, l, 1);
         if (of_cache.config->mixer == MIXER_ATTENTION) attention_cache_init(&of_cache, &cache->device);

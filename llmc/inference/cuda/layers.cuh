@@ -71,13 +71,13 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
     int64_t I = config_mlp_size(c), S = matmul_padded(params_widest_proj(table, c->num_hidden_layers)),
             Vs = matmul_padded(c->vocab_size);
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
-    Activations of = {}, *rows = &of;
+    Activations acts = {}, *rows = &acts;
     const Recompute recompute = FORWARD_ONLY;
     int64_t inner = 0;
     for (int64_t l = 0; l < c->num_hidden_layers; l++)
         inner = std::max(inner, config_inner_size(&table->by_layer[l].config));
     EXTEND_ACTS(KEPT_ROW)
-    return of;
+    return acts;
 }
 
 #undef EXTEND_ACTS
