@@ -168,11 +168,6 @@ static Pruning head_pruning(const Layer* layer, const AttentionHeads* heads, con
             .scratch = layer->scratch};
 }
 
-// Without a gate all layers share cum_logf and bounds, those of documents, if they have one window.
-static bool has_own_gates(const Layer* layer) {
-    return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
-}
-
 // o = attention(qkv(proj)) of some heads over whole sequences
 static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16* o, const bf16* proj) {
     const HeadActs a = head_acts(layer);
@@ -191,9 +186,9 @@ static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16*
                                   .scratch = layer->scratch};
 
     qkv_forward(paths, a.squares, proj, a.angles, shape, layer->stream);
-    if (a.cum_logf && has_own_gates(layer))
+    if (a.cum_logf && attention_has_own_gates(layer))
         forget_gate_forward(a.cum_logf, gate, heads->gate_bias, layer->scratch, shape, layer->stream);
-    if (attention.bounds && has_own_gates(layer)) pruning_bounds(&pruning, shape, layer->stream);
+    if (attention.bounds && attention_has_own_gates(layer)) pruning_bounds(&pruning, shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, shape, layer->stream);
 }
 
@@ -225,7 +220,8 @@ static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16
     SideStream* side = a.dcum_logf ? heads->gate_stream : NULL; // gates beside q, k and v
 
     if (layer->recompute_qkv) qkv_forward(paths, NULL, proj, a.angles, shape, layer->stream);
-    if (attention.bounds && has_own_gates(layer)) pruning_backward_bounds(&pruning, shape, layer->stream);
+    if (attention.bounds && attention_has_own_gates(layer))
+        pruning_backward_bounds(&pruning, shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, shape, layer->stream);
     if (a.dcum_logf)
         forget_gate_backward(dgate, heads->gate_dbias, a.dcum_logf, gate, heads->gate_bias, layer->scratch,
@@ -324,31 +320,14 @@ static void mlp_activations(Activations* rows, const Config* config, int64_t BT,
 
 #undef MLP_ACTS
 
-// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows and
-// transposed where that is.
-static bool mlp_place_fp8(const MlpActs* a, Linear* gate_proj, Linear* down_proj) {
-    if (!down_proj->fp8.x.data) return false;
-    down_proj->fp8.x.turned = (fp8*)a->act;
-    gate_proj->fp8.dout.data = (fp8*)a->dgate_up;
-    gate_proj->fp8.dout.turned = (fp8*)a->dgate_up + gate_proj->rows * gate_proj->N;
-    return true;
-}
-
-// act, whose transposed copy one of the passes writes: the forward pass where all layers keep it.
-static Fp8Tensor mlp_act8(const Layer* layer, const Linear* down_proj, bool forward) {
-    Fp8Tensor act8 = down_proj->fp8.x;
-    if (forward == layer->recompute_outputs) act8.turned = NULL;
-    return act8;
-}
-
 static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     MlpActs a;
     Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
-    const bool in_fp8 = mlp_place_fp8(&a, &gate_proj, &down_proj);
+    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_proj, &down_proj);
     linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
     if (in_fp8)
-        swiglu_forward_fp8(mlp_act8(layer, &down_proj, true), a.gate_up, down_proj.rows, down_proj.K,
+        swiglu_forward_fp8(swiglu_act8(layer, &down_proj, true), a.gate_up, down_proj.rows, down_proj.K,
                            layer->stream);
     else
         swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
@@ -359,10 +338,10 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     MlpActs a;
     Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
-    const bool in_fp8 = mlp_place_fp8(&a, &gate_proj, &down_proj);
+    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_proj, &down_proj);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
     if (in_fp8)
-        swiglu_backward_fp8(gate_proj.fp8.dout, mlp_act8(layer, &down_proj, false), a.dact, a.gate_up,
+        swiglu_backward_fp8(gate_proj.fp8.dout, swiglu_act8(layer, &down_proj, false), a.dact, a.gate_up,
                             down_proj.rows, down_proj.K, layer->stream);
     else
         swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up,
@@ -534,8 +513,9 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
     return bytes;
 }
 
-// Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
-static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
+// Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing. of: a Model.
+static int64_t model_planned_bytes(const void* of, int64_t B, int64_t T, Recompute recompute) {
+    Model* model = (Model*)of;
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(model, B, T, recompute);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
@@ -557,17 +537,12 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic, int
     return model;
 }
 
-// Memory of what is exchanged with other ranks.
-static void* model_shared_zeros(const Model* model, size_t bytes) {
-    return model->exchange ? exchange_alloc(model->exchange, bytes) : device_zeros(bytes);
-}
-
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
 static void model_allocate_weights(Model* model, bool train) {
     size_t count = (size_t)gpu_weights_count(&model->config, &model->table);
     size_t shard_bytes = (size_t)shard_count(&model->shard) * sizeof(float);
     model->params = (float*)device_zeros(shard_bytes);
-    model->weights = (bf16*)model_shared_zeros(model, count * sizeof(bf16));
+    model->weights = (bf16*)exchange_alloc(model->exchange, count * sizeof(bf16));
     model->weights_fp32 = (float*)device_zeros((size_t)model->table.fp32_count * sizeof(float));
     model->chunks = param_chunks_upload(&model->table, &model->shard);
     model->stats = (StepStats*)device_bytes(sizeof(StepStats));
@@ -577,7 +552,7 @@ static void model_allocate_weights(Model* model, bool train) {
 
     weight_stream_init(&model->weight_stream, model->deterministic, model->stream);
     if (model->with_fp8) model->fp8 = fp8_open(&model->config, &model->table);
-    model->grads = (float*)model_shared_zeros(model, count * sizeof(float));
+    model->grads = (float*)exchange_alloc(model->exchange, count * sizeof(float));
     model->m = (float*)device_zeros(shard_bytes);
     model->v = (float*)device_zeros(shard_bytes);
     model->chunk_squares = (double*)device_bytes((size_t)model->chunks.count * sizeof(double));
@@ -1016,34 +991,16 @@ static void add_gradients(Model* model, int64_t step_tokens, bool last) {
 // Queues the update, and the copy of the step's results to the host.
 static void update(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes) {
     QueuedStep* q = &model->steps[model->num_queued++ % 2];
-    cudaStream_t stream = model->stream;
-    size_t bytes = (size_t)model_attention_layers(model) * sizeof(PruningCount);
-    size_t times = (size_t)model->shard.size * sizeof(RankTime);
-    *q->votes = *votes;
-    CUDA_CHECK(
-        cudaMemcpyAsync(&model->stats->own.votes, q->votes, sizeof *votes, cudaMemcpyHostToDevice, stream));
+    const RankTime* times = model->exchange ? model->exchange->times : NULL;
+    queued_step_votes(q, model->stats, votes, model->stream);
     model_update(model, adamw, grad_clip);
-    CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, stream));
-    if (model_pruning(model))
-        CUDA_CHECK(cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, stream));
-    if (model->exchange)
-        CUDA_CHECK(cudaMemcpyAsync(q->times, model->exchange->times, times, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaEventRecord(q->done, stream));
-}
-
-// Waits for a step: with other ranks by polling, since one that has failed would never end.
-static void wait_step(Model* model, cudaEvent_t done) {
-    const struct timespec pause = {0, 50000};
-    while (model->exchange && cudaEventQuery(done) == cudaErrorNotReady) {
-        nccl_check_network(model->exchange->comm, model->exchange->world);
-        nanosleep(&pause, NULL);
-    }
-    CUDA_CHECK(cudaEventSynchronize(done));
+    queued_step_results(q, model->stats, model_pruning(model), model_attention_layers(model), times,
+                        model->shard.size, model->stream);
 }
 
 static void finish_step(Model* model, LogStep* line) {
     QueuedStep* q = &model->steps[model->num_finished++ % 2];
-    wait_step(model, q->done);
+    exchange_wait(model->exchange, q->done);
     const StepStats* stats = q->stats;
     line->loss = stats->all.loss / (double)line->step_tokens * step_scale(&stats->all.votes);
     line->grad_norm = stats->norm;
@@ -1072,18 +1029,13 @@ static void* finish_losses(Model* model) {
     PinnedPair* p = &model->losses;
     int i = p->oldest;
     p->oldest = 1 - i;
-    wait_step(model, p->done[i]);
+    exchange_wait(model->exchange, p->done[i]);
     return p->data[i];
 }
 
 static bool pruning_counts(Model* model, double* counts) {
-    const int64_t L = model_attention_layers(model);
     if (!config_prunes(&model->config)) return false;
-    PruningCount* host = (PruningCount*)xcalloc((size_t)L, sizeof *host);
-    CUDA_CHECK(cudaMemcpy(host, model_pruning(model), (size_t)L * sizeof *host, cudaMemcpyDeviceToHost));
-    for (int64_t l = 0; l < L; l++)
-        counts[2 * l] = (double)host[l].all, counts[2 * l + 1] = (double)host[l].kept;
-    free(host);
+    pruning_counts_download(counts, model_pruning(model), model_attention_layers(model));
     return true;
 }
 
@@ -1105,10 +1057,6 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;
     return cache_bytes(&m->config, &m->table, mixers, sizes);
-}
-
-static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
-    return model_activation_bytes((Model*)model, B, T, recompute);
 }
 
 // Makes a model without device memory, and the plan of its memory: without a GPU everything fits. --dry-run

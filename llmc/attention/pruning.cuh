@@ -78,6 +78,15 @@ static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;
 }
 
+// Writes (all, kept) of each layer to counts [layers, 2] on the host, from the device.
+static inline void pruning_counts_download(double* counts, const PruningCount* device, int64_t layers) {
+    PruningCount* host = (PruningCount*)xcalloc((size_t)layers, sizeof *host);
+    CUDA_CHECK(cudaMemcpy(host, device, (size_t)layers * sizeof *host, cudaMemcpyDeviceToHost));
+    for (int64_t l = 0; l < layers; l++)
+        counts[2 * l] = (double)host[l].all, counts[2 * l + 1] = (double)host[l].kept;
+    free(host);
+}
+
 typedef struct {
     AttentionBounds bounds; // written
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass;

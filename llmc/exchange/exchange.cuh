@@ -37,6 +37,7 @@ does exchange_open in a build without USE_NCCL. A rank that never comes is found
 */
 #pragma once
 
+#include "../cuda/device.cuh"
 #include "../layers/global_norm.cuh"
 #include "../model/shard.h"
 #include "../ranks/world.h"
@@ -278,8 +279,9 @@ static inline void exchange_close(Exchange* e) {
 }
 
 // Collective: allocates a flat buffer of gradients or weights, zeroed. Free with nccl_free after
-// exchange_close.
+// exchange_close. e: NULL: it is a rank alone, and the buffer device memory.
 static inline void* exchange_alloc(const Exchange* e, size_t bytes) {
+    if (!e) return device_zeros(bytes);
     void* memory = nccl_alloc(e->comm, bytes);
     CUDA_CHECK(cudaMemset(memory, 0, bytes));
     return memory;
@@ -371,6 +373,17 @@ static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float
 }
 
 // ----------------------------------------------------------------------------
+
+// Waits for an event of the device: with other ranks (e is not NULL) by polling, since one that has failed would never
+// end.
+static inline void exchange_wait(const Exchange* e, cudaEvent_t done) {
+    const struct timespec pause = {0, 50000};
+    while (e && cudaEventQuery(done) == cudaErrorNotReady) {
+        nccl_check_network(e->comm, e->world);
+        nanosleep(&pause, NULL);
+    }
+    CUDA_CHECK(cudaEventSynchronize(done));
+}
 
 // Prints when the buckets of the last step, and of the forward pass after it, were exchanged, in ms since
 // `begin`.

@@ -42,6 +42,11 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->rope = k->rope = layer->config->use_rope;
 }
 
+// Without a gate all layers share cum_logf and bounds, those of documents, if they have one window.
+static inline bool attention_has_own_gates(const Layer* layer) {
+    return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
+}
+
 // Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no dproj.
 static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind, layer->l);

@@ -12,6 +12,7 @@ cache lines.
 
 #include "../cuda/fp8.cuh"
 #include "../cuda/launch.cuh"
+#include "layer.cuh"
 
 // Eight channels
 __device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
@@ -171,4 +172,21 @@ static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tens
     auto kernel = act8.turned ? swiglu_backward_fp8_kernel<true> : swiglu_backward_fp8_kernel<false>;
     launch_after(kernel, (unsigned)fp8_tiles(rows, I), 256, 0, stream, dact, gate_up, (int)rows, (int)I,
                  dgate_up8, act8);
+}
+
+// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows and
+// transposed where that is.
+static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_proj, Linear* down_proj) {
+    if (!down_proj->fp8.x.data) return false;
+    down_proj->fp8.x.turned = (fp8*)act;
+    gate_proj->fp8.dout.data = (fp8*)dgate_up;
+    gate_proj->fp8.dout.turned = (fp8*)dgate_up + gate_proj->rows * gate_proj->N;
+    return true;
+}
+
+// act, whose transposed copy one of the passes writes: the forward pass where all layers keep it.
+static inline Fp8Tensor swiglu_act8(const Layer* layer, const Linear* down_proj, bool forward) {
+    Fp8Tensor act8 = down_proj->fp8.x;
+    if (forward == layer->recompute_outputs) act8.turned = NULL;
+    return act8;
 }
