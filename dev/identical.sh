@@ -13,7 +13,7 @@
 # more slots than there are; the answers are compared. --ranks: data parallel, and with sequences that the two ranks share,
 # short ones and one of several chunks. --levels: those of --recompute, "none fused qkv block", each as A:B where the
 # trainers have other names for it: where A has no `fused`, what it calls `none` is B's `fused`, "none:fused qkv block".
-# Prints a line per case, `same` or `differ`; exit code 1 if any differs.
+# Prints a line per case, `same` or `differ`; exit code 1 if any differs. Environment: STEPS, to end each run after so many.
 #
 # Recipe, with the state before the change in ../before (git worktree add ../before COMMIT):
 #
@@ -50,7 +50,7 @@ trap 'rm -rf "$scratch"' EXIT
 failed=0
 
 # Two passes a step; sequences that do not end with a tile of any kernel, long enough for blocks to be pruned.
-run="--seq-len 500 --batch-tokens 2000 --micro-batch 2 --max-tokens 60000 --warmup-tokens 10000 --seed 7 --shuffle"
+run="--seq-len 500 --batch-tokens 2000 --micro-batch 2 --max-tokens 60000 --warmup-tokens 10000 --seed 7 --shuffle ${STEPS:+--max-steps $STEPS}"
 
 # FP8's GEMMs want multiples of 16 tokens on a rank.
 fp8="--fp8 --seq-len 480 --batch-tokens 1920 --max-tokens 57600"
@@ -113,7 +113,7 @@ done >"$scratch/requests.jsonl"
 
 # answer TRAINER FILE: what it writes and answers from the last checkpoint of a
 answer() {
-    set -- "$1" "$2" --init "$scratch/a/step_00000030" --seq-len 2048
+    set -- "$1" "$2" --init "$(echo "$scratch"/a/step_*)" --seq-len 2048
     "$1" "$3" "$4" "$5" "$6" --requests "$scratch/requests.jsonl" 2>"$scratch/log" | sort >"$scratch/$2" ||
         die "$1 --requests: $(tail -n 1 "$scratch/log")"
     "$1" "$3" "$4" --prompt "$(printf '%.90s' "$text")" --samples 3 --generate 100 >>"$scratch/$2" 2>"$scratch/log" ||

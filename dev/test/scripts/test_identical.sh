@@ -38,7 +38,9 @@ equals 24 "$(grep -c '^same ' "$scratch/stdout")"
 equals 12 "$(trained "^1 ")"
 equals "$(cat "$scratch/a.trained")" "$(cat "$scratch/b.trained")"
 said "same    fox-pro, packed documents, inference"
-equals 0 "$(trained --fp8)"
+equals "0 0" "$(trained --fp8) $(trained --max-steps)"
+STEPS=2 check "two steps of each run" identical
+equals 12 "$(trained "--max-steps 2 ")"
 
 check "on a GPU" identical --gpu --levels "none block"
 said "same    fox-llama, head size 128, recompute block"
