@@ -163,7 +163,7 @@ def main():
         for preset in "fox-pro-nano", "transformer-llama-nano", "deltanet-nano":
             if word not in preset:
                 continue
-            checkpoint = train(Path(work), preset, "--model", preset)
+            checkpoint = train(Path(work), preset, "--model", preset, "--set", "num_hidden_layers=2")
             for name, way in ways().items():
                 try:
                     result = check_way(way, f"{preset}-{name}", checkpoint, Path(work))

@@ -10,15 +10,18 @@ import json
 import math
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import torch
+ROOT = Path(__file__).resolve().parents[3]
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(ROOT / "build/test/lm_eval"))
 
-from test_hf import load_file, open_model
-from test_hf_trained import run, write_shard
+import lm_eval  # noqa: E402
+import torch  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from test_hf import load_file, open_model  # noqa: E402
+from test_hf_trained import run, write_shard  # noqa: E402
 
 END_OF_TEXT = 256
 PROMPTS = ["def check_", "import to", "    return"]  # lm-eval moves white space from their ends
@@ -38,23 +41,12 @@ def metric(name):
     return [dict(metric=name, aggregation="mean", higher_is_better=True)]
 
 
-def lm_eval(folder, work, names):
+def evaluate(folder, work, names):
     """Runs the harness. Returns its results and its samples, by task."""
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf",
-               "--model_args", f"pretrained={folder},trust_remote_code=True,dtype=float32",
-               "--include_path", work, "--tasks", ",".join(names), "--device", "cpu", "--batch_size", 2,
-               "--log_samples", "--output_path", work / "results"]
-    print(" ".join(map(str, command)))
-    offline = dict(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(work / "home"))
-    done = subprocess.run([*map(str, command)], env={**os.environ, **offline}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    (path,) = (work / "results").rglob("results_*.json")
-    samples = {}
-    for name in names:
-        (lines,) = (work / "results").rglob(f"samples_{name}_*.jsonl")
-        samples[name] = sorted(map(json.loads, lines.read_text().splitlines()), key=lambda s: s["doc_id"])
-    return json.loads(path.read_text())["results"], samples
+    found = lm_eval.simple_evaluate(
+        "hf", dict(pretrained=str(folder), trust_remote_code=True, dtype="float32"), tasks=names, batch_size=2, device="cpu",
+        task_manager=TaskManager(include_path=str(work), include_defaults=False), bootstrap_iters=0)
+    return found["results"], {name: sorted(found["samples"][name], key=lambda s: s["doc_id"]) for name in names}
 
 
 # ----------------------------------------------------------------------------
@@ -89,7 +81,7 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
         write_shard(work / "text.bin")
-        run("--model", "fox-pro-nano", "--data", work / "text.bin", "--out", work / "run", "--seq-len", 128,
+        run("--model", "fox-pro-nano", "--set", "hidden_size=64", "--set", "num_hidden_layers=2", "--data", work / "text.bin", "--out", work / "run", "--seq-len", 128,
             "--batch-tokens", 512, "--max-tokens", 20480, "--warmup-tokens", 2048)
         folder = work / "run/step_00000040"
         model = open_model(folder, torch.float32).eval()
@@ -111,7 +103,7 @@ def main():
                         metric_list=metric("exact_match")),
                    [dict(text=bos + prompt, target=greedy(folder, prompt, 24)) for prompt in PROMPTS]))
         write_tasks(work, tasks)
-        results, samples = lm_eval(folder, work, list(tasks))
+        results, samples = evaluate(folder, work, list(tasks))
 
         for sample, row in zip(samples["choose"], expected):
             found = [float(response[0]) for response in sample["filtered_resps"]]
