@@ -198,9 +198,11 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 LINKED_TESTS  := test_cache test_documents test_engine test_fixtures test_layers test_maps test_model
 TRAINER_TESTS := test_cpu $(LINKED_TESTS)
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-LONGEST_TESTS := $(addprefix dev/test/,trainer/test_ranks.sh data/test_make_shards.sh resume/test_ended.sh eval/test_positions.sh \
-                   faults/test_faults.sh scripts/test_compare.sh study/test_study.sh resume/test_resume.sh eval/test_requests.sh \
-                   scripts/test_smoke.sh)
+# by their seconds of CPU in make test-all, then in make test
+LONGEST_TESTS := $(addprefix dev/test/,eval/test_harness.sh trainer/test_ranks.sh scripts/test_smoke.sh hf/test_transformers.sh \
+                   eval/test_scripts.sh faults/test_faults.sh test_fuzz.sh study/test_study.sh dist/test_hosts.sh \
+                   data/test_make_shards.sh scripts/test_tokenizers.sh eval/test_positions.sh resume/test_resume.sh \
+                   resume/test_ended.sh scripts/test_compare.sh scripts/test_sweep.sh eval/test_requests.sh)
 SHELL_TESTS   := $(LONGEST_TESTS) $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh $(LONGEST_TESTS), \
                    $(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(TRAINER_TESTS:%=build/test/%_float) $(UNIT_TESTS:%=build/test/%_sanitized) build/test/gradcheck
