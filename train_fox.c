@@ -31,7 +31,7 @@ run computes the same bits on any number of threads.
 #pragma GCC push_options
 #pragma GCC optimize("Og") // nothing of this is hot, and the file compiles in two thirds of the time
 #endif
-#include "llmc/train/train.h" // defines: run_main; includes Config, ParamTable, Run, Trainer
+#include "llmc/train/main.h" // defines: run_main; includes Config, ParamTable, Run, Trainer
 #ifndef __CUDACC__
 #pragma GCC pop_options
 #endif
@@ -1181,7 +1181,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 }
 
 // ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
+// the trainer: what the run skeleton (llmc/train/main.h) needs of the model
 
 static int64_t run_cache_bytes(const void* context, const CacheSizes* sizes) {
     const Run* run = (const Run*)context;

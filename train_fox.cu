@@ -32,7 +32,7 @@ or gradient is not finite changes nothing on the device itself.
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
 #include "llmc/model/rotation.h"                // defines: config_rotation, config_rope_gain
 #include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward, sequence_backward
-#include "llmc/train/train.h"                   // defines: run_main; includes Config, ParamTable, Run
+#include "llmc/train/main.h"                    // defines: run_main; includes Config, ParamTable, Run
 
 #include <algorithm>
 #include <vector>
@@ -513,9 +513,9 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
     return bytes;
 }
 
-// Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing. of: a Model.
-static int64_t model_planned_bytes(const void* of, int64_t B, int64_t T, Recompute recompute) {
-    Model* model = (Model*)of;
+// Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
+static int64_t model_planned_bytes(const void* planned, int64_t B, int64_t T, Recompute recompute) {
+    Model* model = (Model*)planned;
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(model, B, T, recompute);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;
@@ -1052,7 +1052,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 }
 
 // ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
+// the trainer: what the run skeleton (llmc/train/main.h) needs of the model
 
 static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;

@@ -6,7 +6,7 @@ another implementation. Elements are floats or doubles, like the trainer's numbe
     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
     NAME                 gradient of the mean loss, of every trainable tensor
 
-Called by train.h. Errors end the program.
+Called by main.h. Errors end the program.
 */
 #pragma once
 

@@ -27,7 +27,7 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
     checkpoint, data, model          --init, --val-data, and the --model that trainer.json names or null
     trained_seq_len, code_version    the --seq-len of training, or null
 
-Called by train.h. Errors end the program.
+Called by main.h. Errors end the program.
 */
 #pragma once
 

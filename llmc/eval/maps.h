@@ -29,7 +29,7 @@ below eps for its first query, whose sum is the least. With pruning_rule=acp it 
 c_i - c_j < -(2 U + ln T) + ln eps for its last key j and that query i. U is the trainer's or follows from the
 text's norms, whichever is less; with pruning_rule=acp the latter without QK norm alone.
 
-Called by train.h. Errors end the program.
+Called by main.h. Errors end the program.
 */
 #pragma once
 

@@ -3,7 +3,7 @@ The data of a plan: whether --data can be used, how much there is, and what pack
 sequences. Data that is not there yet is no error.
 
 From a large data set it reads as many sequences as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
-checksums: at most 4,096 reads, of at most 64 MiB in all. Called by train.h for --dry-run; report.h prints it, and
+checksums: at most 4,096 reads, of at most 64 MiB in all. Called by main.h for --dry-run; report.h prints it, and
 run.h takes attention over other documents off the model's FLOPs.
 */
 #pragma once

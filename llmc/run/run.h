@@ -14,7 +14,7 @@ of them:
 With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
 need not see its folder.
 
-Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
+Called by main.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
 nothing of the damaged one remains. These are the outermost layers of a program: most functions die() on
 error.
 */

@@ -1,5 +1,5 @@
 /*
-What a trainer supplies to the run skeleton (train.h): a few facts and the functions of its model.
+What a trainer supplies to the run skeleton (main.h, train.h): a few facts and the functions of its model.
 
 Order of the calls:
 

@@ -23,7 +23,7 @@ program that writes to a pipe must read the answers at the same time.
 During training (llmc/eval/in_training.h) requests are held in memory, and their answers are summed into
 totals.
 
-Called by train.h.
+Called by main.h.
 */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
 What both trainers print with --bench: how fast they train, how fast they evaluate, how fast the engine reads
 a prompt, and how fast it continues sequences. Tokens are random and nothing is forgotten, so the figures of
-inference do not depend on what the weights have learnt. Called by train.h.
+inference do not depend on what the weights have learnt. Called by main.h.
 */
 #pragma once
 
