@@ -23,6 +23,7 @@ dev/test/trainer/trainers.cuh.
 
 #include <vector>
 #include "dev/test/check.h"
+#include "dev/test/tensor_files.h"
 
 // ----------------------------------------------------------------------------
 // the GPU's side

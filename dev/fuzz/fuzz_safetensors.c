@@ -4,7 +4,7 @@ type and shape need, in order, without gap or overlap, up to the last byte of th
 is written again.
 */
 #include "fuzz.h"
-#include "../../llmc/formats/safetensors.h"
+#include "../test/tensor_files.h"
 
 static Error err;
 

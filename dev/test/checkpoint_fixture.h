@@ -9,6 +9,7 @@ folder that stands for --out.
 #include "../../llmc/checkpoint/write.h"
 #include "../../llmc/run/command/options.h"
 #include "check.h"
+#include "tensor_files.h"
 
 // Checks that a call that reports through `err` succeeds, or fails with `expected` in its message of one
 // line.

@@ -9,9 +9,8 @@ without overlaps or gaps.
 The reader checks all of this against the file's size on opening. It reads data with pread instead of mmap,
 where a file that is truncated meanwhile, or an I/O error, would be a signal.
 
-safetensors_write takes all tensors in memory. A file that several ranks write in parts (checkpoints) begins
-with safetensors_header, after which every tensor's place in the file is known. The same tensors write the
-same bytes. Names that end in an underscore are private.
+A file begins with safetensors_header, after which every tensor's place in it is known: several ranks write it in parts
+(checkpoints), or safetensors_print all tensors in memory. The same tensors write the same bytes. Names that end in an underscore are private.
 */
 #pragma once
 
@@ -180,11 +179,6 @@ static inline bool safetensors_read_range(const SafeTensor* t, int64_t first, in
     }
     free(piece);
     return ok;
-}
-
-// The same for the whole tensor: out[t->count].
-static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
-    return safetensors_read_range(t, 0, t->count, out, element_bytes, err);
 }
 
 // The bytes of a tensor of any type. Free with free(). NULL on error.
@@ -531,22 +525,6 @@ static inline void safetensors_print(const char* header, size_t header_bytes, co
     fwrite(header, 1, header_bytes, f);
     for (int i = 0; i < count && !ferror(f); i++)
         if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
-}
-
-// Writes a file of these tensors, in this order, through to the disk.
-//
-// Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
-// removes the file. To replace a file safely, write a temporary name and rename it.
-static inline bool safetensors_write(const char* path, SafeTensor* tensors, int count, Error* err) {
-    size_t header_bytes = 0;
-    char* header = safetensors_header(path, tensors, count, &header_bytes, err);
-    if (!header) return false;
-    FILE* f = fopen(path, "wb");
-    bool ok = f || fail(err, "%s: cannot create: %s", path, strerror(errno));
-    if (f) safetensors_print(header, header_bytes, tensors, count, f);
-    if (f) ok = flush_and_close(f, path, err);
-    free(header);
-    return ok;
 }
 
 #undef TENSOR_FAIL

@@ -4,8 +4,8 @@ files.
 */
 #include <math.h>
 #include "../../../llmc/base/random.h"
-#include "../../../llmc/formats/safetensors.h"
 #include "../scratch.h"
+#include "../tensor_files.h"
 
 // The metadata value of this key, or NULL.
 static const char* metadata(const Safetensors* st, const char* key) {

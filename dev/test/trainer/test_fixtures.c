@@ -13,6 +13,7 @@ small as rounding errors, in about one element of a million.
 #include "trainer.h"
 #include <glob.h>
 #include "../check.h"
+#include "../tensor_files.h"
 
 #ifdef REAL_IS_DOUBLE
 #define FIXTURE_LIMIT(float32_error) 1e-9 // the worst measured is 2e-14
