@@ -163,9 +163,10 @@ if [ "$cudnn" = . ]; then
 else
     found cuDNN "$cudnn"
 fi
-if has "$PYTHON" && "$PYTHON" -c 'import numpy, matplotlib, tokenizers, pyarrow, zstandard' >/dev/null 2>&1; then
+has_packages() { "$1" -c 'import numpy, matplotlib, tokenizers, pyarrow, zstandard' >/dev/null 2>&1; }
+if has_packages build/python/bin/python || has_packages "$PYTHON"; then
     found scripts/ "what its Python uses"
 else
-    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m venv env && env/bin/pip install -c scripts/requirements.txt numpy matplotlib tokenizers pyarrow zstandard"
+    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt numpy matplotlib tokenizers pyarrow zstandard"
 fi
 exit $code

@@ -56,6 +56,14 @@ for group in build test gpu; do
     equals "" "$(cat "$scratch/stderr")"
 done
 
+# the packages of scripts/ may be in the environment that the pages and the scripts' errors name
+mkdir -p "$scratch/environment/build/python/bin"
+check "no packages" machine "python3" env -C "$scratch/environment" "$PWD/scripts/check.sh"
+said "python3 -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt numpy"
+cp "$TOOLS/mpicc" "$scratch/environment/build/python/bin/python"
+check "in build/python" machine "python3" env -C "$scratch/environment" "$PWD/scripts/check.sh"
+said "what its Python uses"
+
 # what is missing, with the command; make check fails only where the CPU trainer cannot be built
 check "no CUDA, no driver" machine "nvcc nvidia-smi" env NVCC="$scratch/none" scripts/check.sh
 said "MISSING: no nvcc in PATH, CUDA_HOME or /usr/local/cuda"
