@@ -2,11 +2,15 @@
 Tests of scripts/eval/harness.py, which dev/test/eval/test_eval.py runs.
 """
 import contextlib
+import functools
 import io
 import json
 import os
 import random
+import re
+import sys
 from types import SimpleNamespace
+from unittest import mock
 
 from eval_case import FAKE, Case, needs_harness, stop
 
@@ -88,8 +92,8 @@ class TestHarness(Case):
 
     def test_command_line(self):
         folder = self.model(vocab_size=513)
-        self.run_script("harness.py", "--init", folder, "--trainer", FAKE, "--seq-len", 50, "--include_path",
-                        self.tmp / "tasks", "--tasks", "choices,generate", "--output_path", self.tmp / "out")
+        code, said = self.run_here(folder, "--seq-len", 50, "--tasks", "choices,generate", "--output_path", self.tmp / "out")
+        self.assertEqual(code, None, said)
         want, _ = self.evaluate(reference_model(folder, 50))
         found = json.loads(next((self.tmp / "out").rglob("results*.json")).read_text())
         self.assertEqual(found["config"]["model"], "fox")
@@ -100,17 +104,43 @@ class TestHarness(Case):
         table = self.run_script("results.py", f"fox={self.tmp / 'out'}")
         self.assertIn(f"| choices acc | {want['choices']['acc,none']:.4f} ± ", table)
 
+    def run_here(self, folder, *arguments):
+        """
+        The command line in this process and without a list of the harness's own tasks, which takes longer than the rest
+        (test_tokenizers.py starts it as users do). Returns the code of its end and its stderr.
+        """
+        import harness
+        from lm_eval import tasks
+        words = ["harness.py", "--trainer", FAKE, "--init", folder, "--include_path", self.tmp / "tasks", *arguments]
+        manager = functools.partialmethod(tasks.TaskManager.__init__, include_defaults=False)
+        code, ours = None, os.dup(2)
+        with open(self.tmp / "stderr", "w+") as stderr, mock.patch.object(tasks.TaskManager, "__init__", manager), \
+                mock.patch.object(sys, "argv", [*map(str, words)]), contextlib.redirect_stdout(io.StringIO()):
+            os.dup2(stderr.fileno(), 2)  # the trainer's too
+            try:
+                harness.run(harness.main)
+            except SystemExit as e:
+                code = e.code
+            finally:
+                os.dup2(ours, 2)
+                os.close(ours)
+        return code, (self.tmp / "stderr").read_text()
+
+    def dies_here(self, expected, *arguments):
+        """It must end with `error: ...expected...`. Returns what it said before."""
+        code, said = self.run_here(*arguments)
+        self.assertRegex(str(code), rf"^error: [^\n]*{re.escape(expected)}[^\n]*$")
+        return said
+
     def test_failures(self):
-        died = self.dies("ended with exit code 3 after 5 of 160 answers", "harness.py", "--trainer", FAKE,
-                         "--init", self.model(fail_after=5), "--include_path", self.tmp / "tasks",
-                         "--tasks", "choices")
-        self.assertIn("error: fake_requests: out of memory", died)
+        said = self.dies_here("ended with exit code 3 after 5 of 160 answers", self.model(fail_after=5), "--tasks", "choices")
+        self.assertIn("error: fake_requests: out of memory", said)
 
     def test_tasks_that_are_not_there(self):
-        start = ("harness.py", "--trainer", FAKE, "--init", self.model(), "--include_path", self.tmp / "tasks")
-        self.dies("Tasks not found: nosuch, none; `lm_eval ls tasks` lists the harness's own, ", *start,
-                  "--tasks", "nosuch,choices,none")
-        self.dies("No tasks specified, or no tasks found. Please verify the task names; `lm_eval ls tasks` ", *start)
+        folder = self.model()
+        self.dies_here("Tasks not found: nosuch, none; `lm_eval ls tasks` lists the harness's own, ", folder,
+                       "--tasks", "nosuch,choices,none")
+        self.dies_here("No tasks specified, or no tasks found. Please verify the task names; `lm_eval ls tasks` ", folder)
 
     def test_generation_options(self):
         import harness
