@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what a make target needs and this machine lacks, after naming it: packages of Debian and Ubuntu, and for tests the
 # Python packages of requirements.txt, where python3 has not all of them, into a virtual environment: build/python. test-all
-# adds PyTorch (for CPUs, or where that index is not reached PyPI's, 7 GB), transformers and lm_eval: build/hf. SETUP=no:
-# nothing is installed.
+# adds PyTorch (for CPUs, or where that index is not reached PyPI's, 7 GB), transformers and lm_eval where 10 GB are free:
+# build/hf. SETUP=no: nothing is installed.
 #
 # On other systems, without root and sudo, or with SETUP=no, prints a line for each missing program or library and fails. Of
 # Python packages that cannot be installed it prints one line: tests skip what needs them.
@@ -65,6 +65,13 @@ environment() {
     }
 }
 
+# room: for PyTorch and its wheels
+room() {
+    [ "$(df -Pk . | awk 'NR == 2 { print $4 }')" -ge $((10 << 20)) ] && return
+    echo "less than 10 GB are free here: PyTorch, transformers and lm_eval are not installed, and tests will skip what needs them"
+    return 1
+}
+
 missing=$("$check" packages "${want%-all}" | tr ' ' '\n' | sort -u | tr '\n' ' ')
 missing=$(echo $missing)
 [ -z "$missing" ] || install $missing
@@ -72,6 +79,6 @@ missing=$(echo $missing)
 packages=$(sed -n 's/==.*//p' "$requirements")
 small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval|accelerate')
 if [ "$want" = test-all ]; then
-    has python3 "$packages" || environment build/hf "$packages" && exit 0
+    if has python3 "$packages" || whole build/hf "$packages" || { room && environment build/hf "$packages"; }; then exit 0; fi
 fi
 has python3 "$small" || whole build/hf "$packages" || environment build/python "$small" || :

@@ -6,7 +6,7 @@ scratch=$PWD/build/test/check
 rm -rf "$scratch"
 mkdir -p "$scratch/all" "$scratch/bin"
 . dev/test/check.sh
-for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname mkdir flock cmp cp; do ln -s "$(command -v $tool)" "$scratch/all/"; done
+for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname mkdir flock cmp cp awk; do ln -s "$(command -v $tool)" "$scratch/all/"; done
 
 # program NAME TEXT: a program of the machines, which prints
 program() { printf '#!/bin/sh\n%s\n' "$2" >"$scratch/all/$1" && chmod +x "$scratch/all/$1"; }
@@ -31,6 +31,8 @@ program nvidia-smi 'case $* in
 *query*) echo "${EXCUSE:-${CAPABILITY:-9.0}, NVIDIA H100 80GB HBM3, 81559 MiB}" ;;
 *) echo "| NVIDIA-SMI 580.95 Driver Version: 580.95.05 CUDA Version: ${DRIVER:-13.0} |" ;;
 esac'
+program df 'echo "Filesystem 1024-blocks Used Available Capacity Mounted on
+/dev/vda 1 1 ${FREE:-20000000} 1% /"'
 program sudo 'exec "$@"'
 program apt-get 'echo "$*" >>"$LOG"'
 mkdir -p "$scratch/all/../include" && touch "$scratch/include/cublasLt.h"
@@ -143,6 +145,7 @@ for reason in "interrupted" "requirements.txt has changed"; do
 done
 echo "# without uv" >>"$scratch/tree/scripts/requirements.txt"
 packages test "numpy" PIP='case $* in *uv==*) exit 1 ;; esac' && equals "$small" "$(sed -n '$s/^pip .*requirements.txt //p' "$LOG")"
+packages test-all "$small" FREE=10000000 && said "less than 10 GB are free here" && equals "" "$(cat "$LOG")"
 packages test-all "$small" && said "installed in build/hf"
 equals "transformers torch lm_eval accelerate" "$(grep -oE 'torch$|transformers|lm_eval|accelerate' "$LOG" | sort -ru | xargs)"
 packages test-all "" && equals "" "$(cat "$LOG" "$scratch/stdout")"
