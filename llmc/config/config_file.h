@@ -273,18 +273,14 @@ static inline bool config_set_named(Config* c, const char* path, const ConfigKey
     return fail(err, "%s: %s is %s", path, name, json_string(j, node) ? "a text" : "an array or an object");
 }
 
-static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
-                                   int object, Error* err) {
-    return config_set_named(c, path, key, key->name, j, object, err);
-}
-
 // Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names the file.
 static inline bool config_restore_initialization(Config* c, const char* path, const Json* j, int node,
                                                  Error* err) {
-    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
-        if (config_is_initialization(config_keys[i].name) &&
-            !config_set_from(c, path, &config_keys[i], j, node, err))
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        const ConfigKey* key = &config_keys[i];
+        if (config_is_initialization(key->name) && !config_set_named(c, path, key, key->name, j, node, err))
             return false;
+    }
     return config_check(c, path, err);
 }
 

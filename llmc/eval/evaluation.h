@@ -190,7 +190,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     if (!dataset_fingerprint(&e->data.set, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},
                                 {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};
-    ranks_compare(run->world, fields, 2);
+    ranks_compare(run->world, fields);
     // sequences 0 .. items - 1 are the beginnings of all documents
     e->present = e->data.set.doc_len > 0 ? e->data.set.items : dataloader_sequences(&e->data);
     e->sequences = positions_share(run, &e->data, e->present);

@@ -31,23 +31,22 @@ typedef struct {
     uint64_t hash;
 } RankField;
 
-enum { RANKS_MAX_FIELDS = 4 };
+enum { RANK_FIELDS = 2 }; // compared at a time
 
-// Dies where a rank differs from the others in one of n fields; the one that agrees with the fewest is named.
-static inline void ranks_compare(World* world, const RankField* fields, int n) {
+// Dies where a rank differs from the others in a field; the one that agrees with the fewest is named.
+static inline void ranks_compare(World* world, const RankField fields[RANK_FIELDS]) {
     typedef struct {
-        uint64_t hashes[RANKS_MAX_FIELDS];
+        uint64_t hashes[RANK_FIELDS];
         char host[sizeof world->host];
     } Card;
     const int N = world->size;
     Card mine, *all = (Card*)xcalloc((size_t)N, sizeof *all);
-    assert(n <= RANKS_MAX_FIELDS);
     memset(&mine, 0, sizeof mine);
     memcpy(mine.host, world->host, sizeof mine.host);
-    for (int f = 0; f < n; f++) mine.hashes[f] = fields[f].hash;
+    for (int f = 0; f < RANK_FIELDS; f++) mine.hashes[f] = fields[f].hash;
     world_allgather(world, all, &mine, sizeof mine);
     int odd = -1, field = 0, fewest = N;
-    for (int f = 0; f < n; f++)
+    for (int f = 0; f < RANK_FIELDS; f++)
         for (int r = 0; r < N; r++) {
             int same = 0;
             for (int i = 0; i < N; i++) same += all[i].hashes[f] == all[r].hashes[f];
@@ -68,7 +67,7 @@ static inline void ranks_compare_start(World* world, int argc, char** argv, int 
     const RankField fields[] = {
         {"program: build them all from the same code", hash64(program, &element_bytes, sizeof element_bytes)},
         {"command line", line}};
-    ranks_compare(world, fields, 2);
+    ranks_compare(world, fields);
 }
 
 // A hash of the names, places and first values of the weights in --init.
@@ -98,6 +97,6 @@ static inline void ranks_compare_model(const Run* run) {
     config_put_all(&run->config, &config);
     const RankField fields[] = {{"model's configuration", hash64(0, config.text, config.length)},
                                 {"weights in --init", init && !run_resumed(run) ? ranks_hash_init(init) : 0}};
-    if (run->world->size > 1) ranks_compare(run->world, fields, 2);
+    if (run->world->size > 1) ranks_compare(run->world, fields);
     json_writer_free(&config);
 }

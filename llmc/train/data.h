@@ -27,7 +27,7 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
               (!val_data || dataset_fingerprint(&val_data->set, &val_print, &err));
     if (!ok) die("%s", err.msg);
     const RankField fields[] = {{"shards in --data", print}, {"shards in --val-data", val_print}};
-    ranks_compare(run->world, fields, 2);
+    ranks_compare(run->world, fields);
     if (state->fingerprint && state->fingerprint != print && !o->data_changed)
         die("--data %s: not the data that the run in %s was trained on (%s now, %lld then); give "
             "--data-changed to go on with it",

@@ -27,11 +27,6 @@ static inline const char* mode_option(const CommandLine* line) {
     }
 }
 
-// Was the option on the command line? field: its offset in Options.
-static inline bool command_line_gives(const CommandLine* line, size_t field) {
-    return options_give(line->given, field);
-}
-
 // ----------------------------------------------------------------------------
 // options of another mode
 
@@ -133,19 +128,19 @@ static inline void mode_check_samples(const CommandLine* line, const Options* o)
         {offsetof(Options, top_k), true},    {offsetof(Options, top_p), true},
         {offsetof(Options, min_p), true},
     };
-    if (command_line_gives(line, offsetof(Options, samples)))
+    if (options_give(line->given, offsetof(Options, samples)))
         die("--samples: a training prints one sample at a time: leave it out");
     for (size_t i = 0; i < sizeof of_samples / sizeof of_samples[0]; i++)
         if (!o->sample_every && !(of_samples[i].requests && o->eval_requests) &&
-            command_line_gives(line, of_samples[i].field))
+            options_give(line->given, of_samples[i].field))
             die("--%s: of samples, which a training prints with --sample-every STEPS: give both, or none",
                 option_rows[option_index(of_samples[i].field)].name);
 }
 
 // Dies where a training without held-out data is told how to measure the loss on it.
 static inline void mode_check_validation(const CommandLine* line) {
-    const bool every = command_line_gives(line, offsetof(Options, val_every)) && line->options.val_every > 0;
-    if (every || command_line_gives(line, offsetof(Options, val_tokens)))
+    const bool every = options_give(line->given, offsetof(Options, val_every)) && line->options.val_every > 0;
+    if (every || options_give(line->given, offsetof(Options, val_tokens)))
         die("--val-%s: the loss on which text? give --val-data GLOB, held-out shards",
             every ? "every" : "tokens");
 }
