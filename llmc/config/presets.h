@@ -100,19 +100,20 @@ static inline Recipe config_nearest_recipe(const Config* c) {
 static inline void config_print_recipes(FILE* f) {
     fprintf(f,
             "\nRecipes of presets (--recipe; options beside it win; cosine with warm-up)\n"
-            "  %-10s %-5s%12s %7s %3s %5s %5s %6s %10s  %s\n",
-            "recipe", "size", "tokens", "peak lr", "end", "heads", "T", "a step", "warm-up", "models");
+            "  %-10s %-5s%12s %7s %3s %5s %6s %10s  %s\n",
+            "recipe", "size", "tokens", "peak lr", "end", "T", "a step", "warm-up", "models");
     for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++) {
         const Size* size = config_sizes;
-        char heads[24] = "";
+        char heads[40] = "";
         while (strcmp(size->name, row->size) != 0) size++;
-        if (row->head_size) snprintf(heads, sizeof heads, "x %lld", (long long)row->head_size);
+        if (row->head_size) snprintf(heads, sizeof heads, "; heads of %lld", (long long)row->head_size);
         const Recipe r = config_recipe(size, row);
-        fprintf(f, "  %-10s %-5s%12lld %7g %3g %5s %5lld %6lld %10lld  %s\n", recipe_name(row->name),
-                row->size, (long long)r.max_tokens, r.lr, r.lr_end, heads, (long long)r.seq_len,
-                (long long)r.batch_tokens, (long long)r.warmup_tokens,
+        fprintf(f, "  %-10s %-5s%12lld %7g %3g %5lld %6lld %10lld  %s%s\n", recipe_name(row->name), row->size,
+                (long long)r.max_tokens, r.lr, r.lr_end, (long long)r.seq_len, (long long)r.batch_tokens,
+                (long long)r.warmup_tokens,
                 row->families             ? row->families
                 : row->name == RECIPE_OWN ? "all"
-                                          : "the paper's");
+                                          : "the paper's",
+                heads);
     }
 }
