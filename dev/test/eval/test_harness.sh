@@ -3,5 +3,4 @@
 # PyTorch, transformers and lm_eval; elsewhere a line says what is missing. HF_PYTHON: such a Python.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
-python=${HF_PYTHON:-build/hf/bin/python}
-exec "$(command -v "$python" || echo python3)" dev/test/eval/test_harness.py "$@"
+exec "${HF_PYTHON:-python3}" dev/test/eval/test_harness.py "$@"

@@ -4,5 +4,4 @@
 # and lm_eval; without one, a line.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
-python=${HF_PYTHON:-build/hf/bin/python}
-exec "$(command -v "$python" || echo python3)" dev/test/hf/test_transformers.py
+exec "${HF_PYTHON:-python3}" dev/test/hf/test_transformers.py

@@ -3,5 +3,4 @@
 # line says what is missing. HF_PYTHON: such a Python.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
-python=${HF_PYTHON:-build/hf/bin/python}
-exec "$(command -v "$python" || echo python3)" dev/test/scripts/test_tokenizers.py "$@"
+exec "${HF_PYTHON:-python3}" dev/test/scripts/test_tokenizers.py "$@"
