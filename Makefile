@@ -180,8 +180,8 @@ test: ## install packages, build, run the tests that need no GPU, in minutes (JO
 	scripts/setup.sh test
 	+$(PARALLEL) tests
 
-test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOBS=)
-	scripts/setup.sh test
+test-all: ## the same with PyTorch, all builds and long campaigns: what .ci/run runs (JOBS=)
+	scripts/setup.sh test-all
 	+$(PARALLEL) tests-all
 
 .PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
