@@ -32,7 +32,7 @@ case $* in
     [ ! -p "$READY" ] || { # trains until it is interrupted
         mkfifo "$READY.$$"
         read -r <"$READY.$$" &
-        trap 'kill $!; head -c 1G /dev/zero | cksum; mkdir "$out/saved"; exit 75' USR1 HUP
+        trap 'kill $!; head -c 256M /dev/zero | cksum; mkdir "$out/saved"; exit 75' USR1 HUP
         echo ready >"$READY"
         wait
     } ;;
