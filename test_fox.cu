@@ -349,8 +349,8 @@ static void test_quick(void) {
     test_extension();
     check_variant("fox-pro document_reset=true hidden_size=128 intermediate_size=72", 1, 150);
     check_variant("transformer-pro document_reset=true hidden_size=256 intermediate_size=72", 1, 150);
-    // Mamba-2 has 8 heads here: with 2 the gradient of A_log is two numbers that nearly cancel, and weights that
-    // change by 2^-8 change it by 3.4%
+    // Mamba-2 has 8 heads here: with 2 the gradient of A_log is two numbers that nearly cancel, and weights
+    // that change by 2^-8 change it by 3.4%
     for (const char* spec :
          {"deltanet document_reset=true hidden_size=256 intermediate_size=72 vocab_size=23",
           "gated-deltanet document_reset=true head_dim=128 hidden_size=256 intermediate_size=72 "

@@ -6,8 +6,8 @@ train_fox.cu mirrors it in order and names. `real` is float, or double with -DRE
 gradients.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
-values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's
-shape is in a comment, last axis contiguous.
+values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. A
+tensor's shape is in a comment, last axis contiguous.
 
 Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a
 run computes the same bits on any number of threads.
@@ -172,9 +172,9 @@ static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj,
 // forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double for both types
 // of real
 //
-// z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias. A document's first token
-// has logf WALL_LOGF instead, which passes no gradient on: none of the dcum_logf behind it is the wall's or of
-// what is before.
+// z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias. A document's first
+// token has logf WALL_LOGF instead, which passes no gradient on: none of the dcum_logf behind it is the
+// wall's or of what is before.
 
 static void forget_gate_forward(double* cum_logf, const real* z, const real* bias, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
@@ -310,7 +310,8 @@ static void attention_forward(const AttentionForward* a, const HeadShape* s) {
         for (int64_t i0 = 0; i0 < s->T; i0 += TILE) attention_forward_tile(a, s, head, i0);
 }
 
-// What a tile of the backward pass computes: dq and the queries' part of dcum_logf, dk, dv and the keys' part, or all.
+// What a tile of the backward pass computes: dq and the queries' part of dcum_logf, dk, dv and the keys'
+// part, or all.
 typedef enum { OF_QUERIES = 1, OF_KEYS = 2 } GradientParts;
 
 // One tile of queries from i0 and keys from j0 on. The first to reach the keys' tile is the one on the
@@ -376,9 +377,9 @@ static void attention_backward_queries(const AttentionBackward* a, const HeadSha
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
 //   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
-// One thread computes the heads that read one head of keys. Where that leaves threads without work for longer than
-// 7 GEMMs a tile take in place of 5, tiles of queries and then of keys are computed apart. Either way dk, dv, dq
-// and dcum_logf are accumulated in one order, without atomics.
+// One thread computes the heads that read one head of keys. Where that leaves threads without work for longer
+// than 7 GEMMs a tile take in place of 5, tiles of queries and then of keys are computed apart. Either way
+// dk, dv, dq and dcum_logf are accumulated in one order, without atomics.
 static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
     const int64_t group = head_group(s), heads = s->B * s->NH, tasks = heads / group,
                   threads = omp_get_max_threads();
@@ -407,7 +408,8 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 }
 
 // ----------------------------------------------------------------------------
-// output norm and gate, where they are not missing: y = RMSNorm(o) over each head's channels, times sigmoid(g)
+// output norm and gate, where they are not missing: y = RMSNorm(o) over each head's channels, times
+// sigmoid(g)
 
 typedef struct {
     const real* weight; // [d], NULL without norm

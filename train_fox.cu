@@ -42,36 +42,36 @@ or gradient is not finite changes nothing on the device itself.
 
 // clang-format off
 // type, name, kept (llmc/layers/layer.cuh), elements of a layer
-// per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole sequences
-// of T tokens
+// per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole
+// sequences of T tokens
 #define HEAD_ACTS(X) \
-    X(bf16, q, UP_TO_FUSED, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, q, UP_TO_FUSED, BT * d)                 /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
     X(bf16, k, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
     X(bf16, v, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
-    X(float, q_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(float, k_rstd, UP_TO_QKV, BT * KVH)                /* [L,B,T,KVH] */ \
+    X(float, q_rstd, UP_TO_QKV, BT * NH)                  /* [L,B,T,NH] */ \
+    X(float, k_rstd, UP_TO_QKV, BT * KVH)                 /* [L,B,T,KVH] */ \
     X(double, cum_logf, gated ? UP_TO_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
-    X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
-    X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
+    X(int, first_key_block, SHARED, blocks)               /* [B,NH,blocks] as in AttentionBounds */ \
+    X(int, last_query_block, SHARED, blocks)              /* [B,NH,blocks] */ \
     X(int, head_order, SHARED, (prunes | resets) * (B * NH + 1)) /* [B NH + 1] */ \
-    X(float, squares, SHARED, 2 * prunes * NH * groups) /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
-    X(double, score_limits, UP_TO_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
+    X(float, squares, SHARED, 2 * prunes * NH * groups)  /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
+    X(double, score_limits, UP_TO_QKV, prunes * B * NH)   /* [L,B NH] as in Pruning */ \
     X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
-    X(float, lse, UP_TO_QKV, BT * NH)                    /* [L,B,NH,T] */ \
+    X(float, lse, UP_TO_QKV, BT * NH)                     /* [L,B,NH,T] */ \
     X(float, angles, SHARED, config_uses_rope(config) * T * dh) /* [T,dh/2,2] of RoPE */ \
-    X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
-    X(bf16, dk, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
-    X(bf16, dv, SHARED, backward * BT * kd)         /* [B,T,kd] */ \
+    X(bf16, dq, SHARED, backward * BT * d)                /* [B,T,d] */ \
+    X(bf16, dk, SHARED, backward * BT * kd)               /* [B,T,kd] */ \
+    X(bf16, dv, SHARED, backward * BT * kd)               /* [B,T,kd] */ \
     X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
 
 // per token: in_proj, output norm and gate, o_proj
 #define ATTENTION_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, o, UP_TO_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
-    X(float, o_rstd, UP_TO_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, UP_TO_NONE, gates_output * BT * d)       /* [L,B,T,d] after output norm and gate, if any */ \
+    X(bf16, proj, UP_TO_QKV, BT * S)                      /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, o, UP_TO_QKV, BT * d)                         /* [L,B,T,d] output of attention */ \
+    X(float, o_rstd, UP_TO_QKV, BT * NH)                  /* [L,B,T,NH] */ \
+    X(bf16, y, UP_TO_NONE, gates_output * BT * d)         /* [L,B,T,d] after output norm and gate, if any */ \
     X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
-    X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */
+    X(bf16, dproj, SHARED, backward * BT * S)             /* [B,T,S] */
 // clang-format on
 
 typedef struct {
@@ -301,12 +301,14 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
 
+// clang-format off
 // type, name, kept, elements of a layer
-#define MLP_ACTS(X)                                                                                          \
-    X(bf16, gate_up, UP_TO_QKV, BT * 2 * I)         /* [L,B,T,2I] */                                         \
-    X(bf16, act, UP_TO_NONE, BT* I)                 /* [L,B,T,I] */                                          \
-    X(bf16, dgate_up, SHARED, backward* BT * 2 * I) /* [B,T,2I] */                                           \
-    X(bf16, dact, SHARED, backward* BT* I)          /* [B,T,I] */
+#define MLP_ACTS(X) \
+    X(bf16, gate_up, UP_TO_QKV, BT * 2 * I)               /* [L,B,T,2I] */ \
+    X(bf16, act, UP_TO_NONE, BT * I)                      /* [L,B,T,I] */ \
+    X(bf16, dgate_up, SHARED, backward * BT * 2 * I)      /* [B,T,2I] */ \
+    X(bf16, dact, SHARED, backward * BT * I)              /* [B,T,I] */
+// clang-format on
 
 typedef struct {
     MLP_ACTS(ACTIVATION_FIELD)
@@ -357,24 +359,24 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 // clang-format off
 // type, name, kept, elements of a layer
 #define MODEL_ACTS(X) \
-    X(bf16, x, UP_TO_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
-    X(float, mixer_rstd, UP_TO_QKV, BT)                 /* [L,B,T] */ \
-    X(bf16, mixer_in, UP_TO_NONE, BT * d)               /* [L,B,T,d] normed x */ \
-    X(bf16, x_mid, UP_TO_QKV, has_mlp * BT * d)         /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, UP_TO_QKV, has_mlp * BT)         /* [L,B,T] */ \
-    X(bf16, mlp_in, UP_TO_NONE, has_mlp * BT * d)       /* [L,B,T,d] normed x_mid */ \
-    X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
-    X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
-    X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
-    X(float, losses, SHARED, BT)                   /* [B,T] */ \
-    X(bf16, logits, SHARED, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient, transposed in FP8 */ \
-    X(fp8, dlogits8, SHARED, in_fp8 * logit_rows * Vs) /* [rows,Vs] of --fp8 */ \
-    X(bf16, dx, SHARED, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
-    X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
-    X(int32_t, inputs, SHARED, BT)                 /* [B,T] */ \
-    X(int32_t, targets, SHARED, BT)                /* [B,T] */ \
+    X(bf16, x, UP_TO_BLOCK, BT * d)                   /* [L,B,T,d] residual stream that enters each block */ \
+    X(float, mixer_rstd, UP_TO_QKV, BT)                   /* [L,B,T] */ \
+    X(bf16, mixer_in, UP_TO_NONE, BT * d)                 /* [L,B,T,d] normed x */ \
+    X(bf16, x_mid, UP_TO_QKV, has_mlp * BT * d)        /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, UP_TO_QKV, has_mlp * BT)           /* [L,B,T] */ \
+    X(bf16, mlp_in, UP_TO_NONE, has_mlp * BT * d)         /* [L,B,T,d] normed x_mid */ \
+    X(bf16, x_last, SHARED, BT * d)                       /* [B,T,d] residual stream after the last block */ \
+    X(float, rstd, SHARED, BT)                            /* [B,T] of the final norm */ \
+    X(bf16, lm_head_in, SHARED, BT * d)                   /* [B,T,d] normed x_last */ \
+    X(float, losses, SHARED, BT)                          /* [B,T] */ \
+    X(bf16, logits, SHARED, logit_rows * Vs)         /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(fp8, dlogits8, SHARED, in_fp8 * logit_rows * Vs)    /* [rows,Vs] of --fp8 */ \
+    X(bf16, dx, SHARED, backward * BT * d)                /* [B,T,d] gradient of the residual stream */ \
+    X(bf16, dbranch, SHARED, backward * BT * d)           /* [B,T,d] gradient of a norm's output */ \
+    X(int32_t, inputs, SHARED, BT)                        /* [B,T] */ \
+    X(int32_t, targets, SHARED, BT)                       /* [B,T] */ \
     X(int32_t, all_inputs, SHARED, (ranks > 1) * resets * ranks * BT) /* of whole sequences, as is */ \
-    X(int32_t, doc_start, SHARED, resets * ranks * BT)     /* [B,T] */
+    X(int32_t, doc_start, SHARED, resets * ranks * BT)    /* [B,T] */
 // clang-format on
 
 typedef struct {
@@ -653,8 +655,8 @@ static int64_t model_attention_layers(const Model* model) {
     return config_layers_of(&model->config, MIXER_ATTENTION);
 }
 
-// Counts of attention blocks of the step in progress, [layers with attention] on the device; NULL where attention has
-// no bounds.
+// Counts of attention blocks of the step in progress, [layers with attention] on the device; NULL where
+// attention has no bounds.
 static PruningCount* model_pruning(Model* model) {
     int64_t l = 0;
     if (!config_has_bounds(&model->config)) return NULL;

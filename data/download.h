@@ -94,8 +94,8 @@ static inline void* stop_signal_main(void* user) {
     _exit(EXIT_FAILURE);
 }
 
-// Makes a Stop that a signal sets which asks the program to end. To be called before other threads are started.
-// SIGPIPE is ignored (guard_process): a connection closed by the server is an ordinary error.
+// Makes a Stop that a signal sets which asks the program to end. To be called before other threads are
+// started. SIGPIPE is ignored (guard_process): a connection closed by the server is an ordinary error.
 static inline void stop_on_signals(Stop* s) {
     sigset_t set = caught_signals();
     pthread_t thread;

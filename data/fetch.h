@@ -1,6 +1,6 @@
 /*
-Downloads the chunks of a source (source.h) to its cache, by a pool of threads ahead of the main thread, which reads the
-chunks in their order. Called by longcrawl64.c.
+Downloads the chunks of a source (source.h) to its cache, by a pool of threads ahead of the main thread, which
+reads the chunks in their order. Called by longcrawl64.c.
 */
 #pragma once
 

@@ -11,9 +11,9 @@ Standard input is a sequence of records of little-endian uint32: kind, n, and n 
 With --masked bit 31 of an id says that the token counts as a target; those without it do not.
 
 As in text_to_shards, the end-of-text token precedes each document; with --doc-len D each is divided into
-documents of exactly D tokens, and the rest is dropped; with --pack T documents are packed into rows (pack.h). The
-shards of a prefix are replaced as a whole, at the end (shard_writer.h). If the input ends without kind 4, the old shards
-remain.
+documents of exactly D tokens, and the rest is dropped; with --pack T documents are packed into rows (pack.h).
+The shards of a prefix are replaced as a whole, at the end (shard_writer.h). If the input ends without kind 4,
+the old shards remain.
 */
 #include <signal.h>
 #include "../llmc/run/command/cli.h"

@@ -16,8 +16,8 @@ static inline int64_t longcrawl64_documents(const char* split) {
     return strcmp(split, "train") == 0 ? 6609334 : 52131;
 }
 
-// The tokens of train to write, of `columns` a document: as many as are wanted. Dies where the copy has fewer, or with
-// at_most returns those.
+// The tokens of train to write, of `columns` a document: as many as are wanted. Dies where the copy has
+// fewer, or with at_most returns those.
 static inline int64_t mirror_tokens(int64_t wanted, int64_t columns, bool at_most) {
     const int64_t documents = (wanted - 1) / columns + 1;
     const double Gi = 1 << 30;

@@ -1,6 +1,6 @@
 /*
-Files that are not text: compressed, of another format, UTF-16, or with zero bytes. Called by text_to_shards.c, which
-refuses them or leaves them out.
+Files that are not text: compressed, of another format, UTF-16, or with zero bytes. Called by
+text_to_shards.c, which refuses them or leaves them out.
 */
 #pragma once
 
@@ -38,8 +38,8 @@ static inline const char* other_kind(const char* bytes, size_t n) {
                : NULL;
 }
 
-// Sets *kind to what a file is that is not text, by its start and, if it is to be read `whole`, by its zero bytes; NULL:
-// it is text.
+// Sets *kind to what a file is that is not text, by its start and, if it is to be read `whole`, by its zero
+// bytes; NULL: it is text.
 static inline bool file_other_kind(const char** kind, const char* path, bool whole, Error* err) {
     enum { START = 4096, PIECE = 1 << 16 };
     *kind = NULL;

@@ -1,8 +1,8 @@
 /*
-Rolls documents of D tokens: each becomes tokens [o, D) and then [0, o) of itself, with an offset o drawn from a seed
-and from its number in its split. What stands at the beginning of files is then at any position, so that the loss by
-position does not mix content with the length of the context (arXiv 2503.02130, appendix B). Called by text_to_shards,
-ids_to_shards and longcrawl64.
+Rolls documents of D tokens: each becomes tokens [o, D) and then [0, o) of itself, with an offset o drawn from
+a seed and from its number in its split. What stands at the beginning of files is then at any position, so
+that the loss by position does not mix content with the length of the context (arXiv 2503.02130, appendix B).
+Called by text_to_shards, ids_to_shards and longcrawl64.
 */
 #pragma once
 
@@ -32,8 +32,8 @@ static inline void roll_documents(uint32_t* tokens, int64_t count, const ShardWr
         roll_document(tokens + i * D, D, split, writer->total / D + i, seed);
 }
 
-// Keeps the seed of a conversion that may be interrupted in PREFIX_SPLIT_roll.txt. Fails where it has begun, with another
-// seed; -1: not rolled.
+// Keeps the seed of a conversion that may be interrupted in PREFIX_SPLIT_roll.txt. Fails where it has begun,
+// with another seed; -1: not rolled.
 static inline bool roll_record(const char* prefix, const char* split, int64_t seed, bool begun, Error* err) {
     char path[PATH_LENGTH], text[32], none[] = "";
     size_t bytes;

@@ -1,11 +1,12 @@
 /*
-Writing data shards (llmc/tokens/shard.h), one by one, and those of a conversion as a whole: of all splits, or none. Beside
-them PREFIX_tokenizer.json, the tokenizer that made their tokens (tokenizer_json.h), for the checkpoints of models that are
-trained on them. Used by data/text_to_shards and data/ids_to_shards, of sets the locks, the mark and the tokenizer also by
-data/longcrawl64.
+Writing data shards (llmc/tokens/shard.h), one by one, and those of a conversion as a whole: of all splits, or
+none. Beside them PREFIX_tokenizer.json, the tokenizer that made their tokens (tokenizer_json.h), for the
+checkpoints of models that are trained on them. Used by data/text_to_shards and data/ids_to_shards, of sets
+the locks, the mark and the tokenizer also by data/longcrawl64.
 
-The writers of a set hold their shards under temporary names. shard_set_publish gives all of them their final names, in
-an order in which no moment shows a wrong dataset, because the loader refuses a set that is not complete:
+The writers of a set hold their shards under temporary names. shard_set_publish gives all of them their final
+names, in an order in which no moment shows a wrong dataset, because the loader refuses a set that is not
+complete:
 
     old train  0 1 2    removed    the old set is not complete from here on
     val                 renamed    each over the old one; older ones that remain are removed

@@ -1,7 +1,7 @@
 /*
-Where longcrawl64.c reads its Zarr array: a local folder with heldout.zarr and train.zarr, or a server that has the
-same, whose files come through a cache. The chunks of a server are downloaded by fetch.h. A file in the cache has its
-name only when it is complete.
+Where longcrawl64.c reads its Zarr array: a local folder with heldout.zarr and train.zarr, or a server that
+has the same, whose files come through a cache. The chunks of a server are downloaded by fetch.h. A file in
+the cache has its name only when it is complete.
 
 Every file is compared with its SHA-256 in a list, where there is one.
 */

@@ -4,18 +4,18 @@ Converts text files to data shards.
     data/text_to_shards --tokenizer byte --val-fraction 0.05 --out data/books books/
 
 Without --doc-len the shards are a token stream: each file is a document, preceded by an end-of-text token.
-With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With --pack T
-documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is a
-folder in place of each file: its files follow one another, each behind a line with its name, as head(1) prints
-them. The output depends only on the options and on the names and contents of the files.
+With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With --pack
+T documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is
+a folder in place of each file: its files follow one another, each behind a line with its name, as head(1)
+prints them. The output depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
 
 Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
 
-The shards of a prefix are replaced as a whole, at the end (shard_writer.h). Until then, and after an error, the
-old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (not_text.h); so are files
-that change while they are read.
+The shards of a prefix are replaced as a whole, at the end (shard_writer.h). Until then, and after an error,
+the old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (not_text.h); so
+are files that change while they are read.
 */
 #include <dirent.h>
 #include <signal.h>
@@ -216,8 +216,8 @@ static void add_folder(InputFiles* files, char* path, const char* name) {
     free(entries);
 }
 
-// Begins a folder that is one document. Its draw is of its name, however its PATH is written, and of how many of this
-// name came before.
+// Begins a folder that is one document. Its draw is of its name, however its PATH is written, and of how many
+// of this name came before.
 static void begin_folder(InputFiles* files, const char* given) {
     uint64_t same = 0;
     char* path = realpath(given, NULL);
@@ -314,8 +314,8 @@ static void drop_binary(InputFiles* files) {
     if (kept == 0) die("no input: found only files that are not text: %lld", (long long)files->binary);
 }
 
-// Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is always
-// in it, the highest never.
+// Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is
+// always in it, the highest never.
 static void choose_split(InputFiles* files, const Options* o) {
     if (o->val_fraction <= 0) return;
     InputFile *lowest = files->data, *highest = files->data;

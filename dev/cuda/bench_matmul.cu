@@ -50,8 +50,8 @@ static std::vector<double> time_form(int form, const char* name, const Linear& l
     return ms;
 }
 
-// Prints the times of a layer's GEMMs in FP8, that of weights with the transposed copies that it reads. Outputs are
-// overwritten.
+// Prints the times of a layer's GEMMs in FP8, that of weights with the transposed copies that it reads.
+// Outputs are overwritten.
 static void layer_fp8_gemms(bool residual, const char* name, Linear linear, const bf16* x, const bf16* dout,
                             bf16* dx, bf16* out) {
     const int64_t M = linear.rows, N = linear.N / 16 * 16, K = linear.K;

@@ -1,8 +1,8 @@
 /*
-Times of the scan kernels of DeltaNet, Gated DeltaNet and Mamba-2 at the shapes of the 760m models, each phase beside its
-floor: the larger of its bytes at 4.0 TB/s and its GEMMs' operations at 700 TFLOP/s. Bytes: each input read
-once, each output written once, also where that is a tensor between the kernels. Operations: those that the
-formulas need; what is computed above a diagonal is left out.
+Times of the scan kernels of DeltaNet, Gated DeltaNet and Mamba-2 at the shapes of the 760m models, each phase
+beside its floor: the larger of its bytes at 4.0 TB/s and its GEMMs' operations at 700 TFLOP/s. Bytes: each
+input read once, each output written once, also where that is a tensor between the kernels. Operations: those
+that the formulas need; what is computed above a diagonal is left out.
 
     bench_scan [T]     16384
 */

@@ -1,7 +1,7 @@
 /*
 llmc/config/config.h and llmc/model/params.h: config.json and, in an input that does not begin with a brace,
-the KEY=VALUE lines of --set. A config that is accepted makes a parameter table without overflow, and survives writing
-and reading.
+the KEY=VALUE lines of --set. A config that is accepted makes a parameter table without overflow, and survives
+writing and reading.
 */
 #include "fuzz.h"
 #include "../../llmc/baselines/mixers.h"

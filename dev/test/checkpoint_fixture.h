@@ -118,7 +118,8 @@ static inline Buffers buffers(int element_bytes) {
     return b;
 }
 
-// The next value of a linear congruential generator, in [0, 1). llmc's random numbers would take most of a test's time.
+// The next value of a linear congruential generator, in [0, 1). llmc's random numbers would take most of a
+// test's time.
 static inline double next_value(uint64_t* state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (double)(*state >> 11) / 0x1p53;
@@ -291,8 +292,8 @@ static inline int leftovers(void) {
     return count;
 }
 
-// Kills a child of test_fork, which writes a byte after each of its saves, in the middle of a later one: of which
-// depends on the round. At least one whole checkpoint is left.
+// Kills a child of test_fork, which writes a byte after each of its saves, in the middle of a later one: of
+// which depends on the round. At least one whole checkpoint is left.
 static inline void check_killed(pid_t child, const int pipe_ends[2], int round) {
     char byte;
     int64_t* steps;

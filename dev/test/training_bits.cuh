@@ -1,7 +1,7 @@
 /*
-Training of whole models, for test_fox.cu: the same bits in every run, at every --recompute, saved and resumed;
-on concurrent streams and as a graph. With --fp8 also: against bf16, evaluation in bf16; what is not finite blocks
-the update.
+Training of whole models, for test_fox.cu: the same bits in every run, at every --recompute, saved and
+resumed; on concurrent streams and as a graph. With --fp8 also: against bf16, evaluation in bf16; what is not
+finite blocks the update.
 */
 #pragma once
 
@@ -108,8 +108,8 @@ static void test_streams(void) {
 // ----------------------------------------------------------------------------
 // --fp8
 
-// Relative errors of a pass in FP8 against bf16, of initial weights: rounding to 3 and 4 bits leaves 2.5 to 5% in
-// each product. Emulated in PyTorch with such models 6e-4 and 0.15 at most; a run prints its own.
+// Relative errors of a pass in FP8 against bf16, of initial weights: rounding to 3 and 4 bits leaves 2.5 to
+// 5% in each product. Emulated in PyTorch with such models 6e-4 and 0.15 at most; a run prints its own.
 #define FP8_LOSS_LIMIT     2e-3
 #define FP8_GRADIENT_LIMIT 0.25
 
@@ -159,9 +159,9 @@ static Floats training_gradient(Model* model, const int32_t* tokens, float dloss
     return fetch(model->grads, model->table.count);
 }
 
-// A first step has the bits of bf16. Then the loss and each gradient are near those of bf16, and differ. empty: no
-// target of the first step counts, so that the scales of gradients are not measured; they are as small as in steps of
-// 65,536 tokens. With a scale of 1 all of them would become 0, an error of 1.
+// A first step has the bits of bf16. Then the loss and each gradient are near those of bf16, and differ.
+// empty: no target of the first step counts, so that the scales of gradients are not measured; they are as
+// small as in steps of 65,536 tokens. With a scale of 1 all of them would become 0, an error of 1.
 static void check_fp8_errors(const char* spec, bool empty) {
     const int64_t B = 2, T = 128;
     const float dloss = empty ? 1 / 65536.0f : 1 / (float)(B * T);

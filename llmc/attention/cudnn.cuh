@@ -7,9 +7,9 @@ calls them for --attention cudnn.
 cuDNN has no call "attention". It is given the formula as a graph of small operations on tensors, most of them
 virtual (never stored), recognizes the pattern, and returns a plan: one or a few fused kernels. So the graphs
 below cannot be simplified: with one operation more, less or elsewhere cuDNN may not recognize the pattern.
-Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout [B, T, NH,
-dh]. k and v may have fewer heads, KVH: matmuls repeat them, and dk and dv of each query head are summed behind
-the plan, as attention_backward does.
+Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout
+[B, T, NH, dh]. k and v may have fewer heads, KVH: matmuls repeat them, and dk and dv of each query head are
+summed behind the plan, as attention_backward does.
 
 A plan is for one shape and is slow to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not thread-safe.
@@ -397,8 +397,8 @@ static inline void cudnn_run(const CudnnPlan* p, void* at[CUDNN_TENSORS], void* 
 static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
 }
-// Workspace of a backward pass: dk and dv of each query head where they share keys, delta, then unless deterministic
-// the float sums of dq, then cuDNN's own
+// Workspace of a backward pass: dk and dv of each query head where they share keys, delta, then unless
+// deterministic the float sums of dq, then cuDNN's own
 static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
     return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }

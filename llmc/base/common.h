@@ -47,8 +47,8 @@ typedef struct {
 } Error;
 
 // Fills err with the formatted message. Control characters become '?', so that the message stays one line
-// even when it quotes a name from a damaged file. A message that is too long loses its middle: the cause stands
-// behind a path.
+// even when it quotes a name from a damaged file. A message that is too long loses its middle: the cause
+// stands behind a path.
 static inline void set_message(Error* err, const char* format, va_list args) {
     enum { BYTES = sizeof err->msg, TAIL = BYTES / 2 };
     va_list again;
@@ -145,7 +145,8 @@ typedef struct {
     char text[64]; // lives as long as the call whose argument it is
 } Counted;
 
-// The noun behind a count of n, of at least two letters: for another count than one its last word in the plural.
+// The noun behind a count of n, of at least two letters: for another count than one its last word in the
+// plural.
 static inline Counted plural(int64_t n, const char* noun) {
     const size_t length = strlen(noun);
     const char before = noun[length - 2], last = noun[length - 1];
@@ -338,9 +339,9 @@ static inline bool file_is_at(int fd, const char* path) {
 // Protects files from closed standard streams; called once at the start of a program. If descriptor 0, 1 or 2
 // is closed, the next opened file would get its number and receive printed text, so /dev/null is opened there
 // instead, in the direction that makes reading from 0, or writing to 1 or 2, an error as before. SIGPIPE is
-// ignored: writing to a pipe without a reader is an error, and does not end the process. Threads, also those of
-// OpenMP, would have a stack as small as `ulimit -s`: they get THREAD_STACK_BYTES at least, of which unused
-// pages take no memory.
+// ignored: writing to a pipe without a reader is an error, and does not end the process. Threads, also those
+// of OpenMP, would have a stack as small as `ulimit -s`: they get THREAD_STACK_BYTES at least, of which
+// unused pages take no memory.
 static inline void guard_process(void) {
     pthread_attr_t threads;
     size_t stack = 0;

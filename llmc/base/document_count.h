@@ -7,8 +7,9 @@ document, of documents and of the pairs (query, key) of attention in its window.
     pairs       1 2 3 4 5 6 7 8        36
     seen        1 2 3 1 2 1 1 2        13: pairs of one document
 
-A sequence's first token begins a document whatever it is, so what is left of a document that an earlier sequence
-began counts as one. Numbers are doubles, exact to 2^53, because they travel between ranks with the loss.
+A sequence's first token begins a document whatever it is, so what is left of a document that an earlier
+sequence began counts as one. Numbers are doubles, exact to 2^53, because they travel between ranks with the
+loss.
 
 Called by the data loader; StepVotes (llmc/model/shapes.h) has the counts of an optimizer step.
 */

@@ -50,7 +50,8 @@ static inline void nearest_try(Nearest* near, const char* name) {
     snprintf(near->name, sizeof near->name, "%s", name);
 }
 
-// What a message adds about the name: "(is --NAME meant?)", with the dashes of `before`; empty where none is near.
+// What a message adds about the name: "(is --NAME meant?)", with the dashes of `before`; empty where none is
+// near.
 static inline const char* nearest_hint(Nearest* near, char text[2 * NEAREST_BYTES], const char* before) {
     text[0] = '\0';
     if (near->name[0]) snprintf(text, 2 * NEAREST_BYTES, " (is %s%s meant?)", before, near->name);

@@ -41,8 +41,8 @@ static inline void params_begin_bucket(ParamTable* t, int64_t align) {
     t->buckets[t->num_buckets++] = t->count;
 }
 
-// lm_head is the embedding's row. Its GEMMs on the GPU read and write matmul_padded(V) rows, of which those behind the
-// embedding stay 0.
+// lm_head is the embedding's row. Its GEMMs on the GPU read and write matmul_padded(V) rows, of which those
+// behind the embedding stay 0.
 static inline void params_tie_lm_head(ParamTable* t, const Config* c) {
     t->index[P_LM_HEAD] = t->index[P_EMBEDDINGS];
     t->count += (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;

@@ -10,8 +10,8 @@ What is in a checkpoint's folder, which is a Hugging Face model folder. write.h 
 The files are the same, byte for byte, for any number of ranks. A rank has at most one range of each tensor
 (model/shard.h), which is read, written and sent in pieces of at most 4 MiB (CheckpointPiece).
 
-Elements are float or double (element_bytes 4 or 8), and files are written in the same type. Called by read.h and
-write.h, and by load.h and send.h for ranks that do not see the folder.
+Elements are float or double (element_bytes 4 or 8), and files are written in the same type. Called by read.h
+and write.h, and by load.h and send.h for ranks that do not see the folder.
 */
 #pragma once
 

@@ -1,7 +1,8 @@
 /*
-Names of the tensors in a LlamaForCausalLM's folder, which --init opens as transformer-llama. The two models are the
-same function: they rotate the same pairs of channels, and rows 0 to I - 1 of gate_proj [2I, d] are Llama's gate_proj,
-the others its up_proj. Called by read.h; the folder's config.json is read by llmc/config/config_file.h.
+Names of the tensors in a LlamaForCausalLM's folder, which --init opens as transformer-llama. The two models
+are the same function: they rotate the same pairs of channels, and rows 0 to I - 1 of gate_proj [2I, d] are
+Llama's gate_proj, the others its up_proj. Called by read.h; the folder's config.json is read by
+llmc/config/config_file.h.
 */
 #pragma once
 

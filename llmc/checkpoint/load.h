@@ -1,7 +1,8 @@
 /*
-Loading a checkpoint's tensors, or those of a Hugging Face folder, on all ranks. A rank that sees rank 0's folder
-verifies its share of the checksums and reads its own ranges of the files (read.h). To any other, whose --out is on a
-local disk, rank 0 sends {ok, message} and then the bytes of its ranges, in the order of the files.
+Loading a checkpoint's tensors, or those of a Hugging Face folder, on all ranks. A rank that sees rank 0's
+folder verifies its share of the checksums and reads its own ranges of the files (read.h). To any other, whose
+--out is on a local disk, rank 0 sends {ok, message} and then the bytes of its ranges, in the order of the
+files.
 
 Called by train/initial_weights.h.
 */

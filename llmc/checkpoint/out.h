@@ -91,8 +91,8 @@ static struct {
     pid_t process;
 } out_locked;
 
-// Called when a command fails: if it wrote nothing to OUT, removes its lock, and OUT if the command made it. Another
-// run that has begun in the place of a folder that was moved has a lock of its own.
+// Called when a command fails: if it wrote nothing to OUT, removes its lock, and OUT if the command made it.
+// Another run that has begun in the place of a folder that was moved has a lock of its own.
 static inline void out_remove_empty(void) {
     enum { DOTS_AND_LOCK = 3 };
     char path[PATH_LENGTH];
@@ -182,8 +182,8 @@ static inline void checkpoint_sweep(const char* out) {
     free(entries);
 }
 
-// All that this program writes into a checkpoint (write.h, hf/folder.h). Whatever else stands there is not the
-// run's to remove.
+// All that this program writes into a checkpoint (write.h, hf/folder.h). Whatever else stands there is not
+// the run's to remove.
 static const char* const checkpoint_entries[] = {".",
                                                  "..",
                                                  "README.md",

@@ -5,8 +5,9 @@ of the files and reading a rank's ranges.
     checkpoint_verify, checkpoint_verify_init    a share of the blocks of a folder's files
     checkpoint_read_file                         a rank's ranges of one file into its buffers
 
-A folder of a LlamaForCausalLM has other names (llama.h), and some of our tensors in two parts. A Gated DeltaNet of
-flash-linear-attention's first months has the MLP's gate_proj and up_proj as one matrix gate_proj [2I, d].
+A folder of a LlamaForCausalLM has other names (llama.h), and some of our tensors in two parts. A Gated
+DeltaNet of flash-linear-attention's first months has the MLP's gate_proj and up_proj as one matrix gate_proj
+[2I, d].
 
 All names, shapes, types and file sizes are checked before anything is written to the caller's buffers.
 Reading converts from any floating-point type, and refuses what training would spread from: a number that
@@ -121,9 +122,8 @@ static inline bool checkpoint_verify_files(const char* folder, int files, BlockL
     return true;
 }
 
-// Verifies blocks i with i % parts == part of both safetensors files of a checkpoint whose trainer.json is `record`.
-// False names the file and the bytes. True for a checkpoint without checksums. world may
-// be NULL.
+// Verifies blocks i with i % parts == part of both safetensors files of a checkpoint whose trainer.json is
+// `record`. False names the file and the bytes. True for a checkpoint without checksums. world may be NULL.
 static inline bool checkpoint_verify(const char* folder, const Json* record, int part, int parts,
                                      World* world, Error* err) {
     BlockList list = {record, -1, 0, part, parts};
@@ -233,8 +233,8 @@ static inline void checkpoint_source_want(const CheckpointSource* s, int tensor,
     if (half >= 0) want->tensor.shape[0] *= 2;
 }
 
-// Fails if the files hold a tensor that is not in the table. To ignore it would be to load a model other than the one
-// that was trained.
+// Fails if the files hold a tensor that is not in the table. To ignore it would be to load a model other than
+// the one that was trained.
 static inline bool checkpoint_check_extra(const CheckpointSource* s, Error* err) {
     const SafetensorsSet* set = &s->set;
     for (int file = 0; file < set->count; file++) {

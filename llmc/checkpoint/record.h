@@ -1,13 +1,14 @@
 /*
 trainer.json, a checkpoint's record of the run, and the checksums in it.
 
-Checksums at its end cover the files of tensors, config.json and trainer.json itself, so that any flipped bit is found:
+Checksums at its end cover the files of tensors, config.json and trainer.json itself, so that any flipped bit
+is found:
 
     "checksums": {"block_bytes": 67108864, "model.safetensors": ["0123456789abcdef", ...],
                   "optimizer.safetensors": [...], "config.json": "0123456789abcdef", "trainer.json": "..."}
 
-The last one is of trainer.json itself, up to the comma before it. A record from which "checksums" was taken, to
-edit a checkpoint by hand, is read unchecked.
+The last one is of trainer.json itself, up to the comma before it. A record from which "checksums" was taken,
+to edit a checkpoint by hand, is read unchecked.
 
 Called by write.h, and to load by run.h, which parses the record of a checkpoint to resume, and by read.h.
 */

@@ -10,9 +10,9 @@ Saves checkpoints in the background, one at a time, on all ranks together.
 
 Training goes on between the two, but must not change the buffers of saver_start: the GPU trainer passes a
 copy in pinned memory. No thread waits for training: a checkpoint gets its name while the main threads
-evaluate, or wait for one another. A thread first checks that all numbers are finite. If a rank fails, rank 0's
-thread removes the temporary folder, and older checkpoints are unchanged. An error of a main thread, as of the
-data, ends the run when the save has ended (message_hooks.writing). Called by train.h.
+evaluate, or wait for one another. A thread first checks that all numbers are finite. If a rank fails, rank
+0's thread removes the temporary folder, and older checkpoints are unchanged. An error of a main thread, as of
+the data, ends the run when the save has ended (message_hooks.writing). Called by train.h.
 */
 #pragma once
 
@@ -43,8 +43,8 @@ typedef struct {
 static int saver_writing;           // a thread of this process writes a checkpoint
 static __thread bool saver_is_here; // and is this one
 
-// For die(), which waits as long as this rises: 0 where no checkpoint is in the making, or not any more because it is
-// its own thread that dies.
+// For die(), which waits as long as this rises: 0 where no checkpoint is in the making, or not any more
+// because it is its own thread that dies.
 static inline int64_t saver_progress(void) {
     if (saver_is_here) __atomic_store_n(&saver_writing, 0, __ATOMIC_RELEASE);
     if (!__atomic_load_n(&saver_writing, __ATOMIC_ACQUIRE)) return 0;

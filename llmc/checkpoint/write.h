@@ -290,8 +290,8 @@ static inline bool checkpoint_write_trainer(CheckpointWriter* w, Error* err) {
 }
 
 // Renames the temporary folder to its final name and sets w->published. An existing checkpoint of that name
-// is replaced: atomically where the file system supports it (most except NFS), otherwise in two renames, between
-// which a crash leaves the older checkpoints.
+// is replaced: atomically where the file system supports it (most except NFS), otherwise in two renames,
+// between which a crash leaves the older checkpoints.
 static inline bool checkpoint_publish(CheckpointWriter* w, Error* err) {
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, w->out, w->step);

@@ -1,6 +1,6 @@
 /*
-The configuration of a model: one struct, the keys of config.json, the classes of models. config_file.h reads and writes
-config.json; families.h and presets.h have the models that --model names.
+The configuration of a model: one struct, the keys of config.json, the classes of models. config_file.h reads
+and writes config.json; families.h and presets.h have the models that --model names.
 
 One table below has a row for every key of config.json. Reading and writing the file, `--set KEY=VALUE` and
 the range checks all walk it, so a key is described once.
@@ -183,7 +183,8 @@ typedef struct {
 
 // NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
 // NAMED(key, type, field, least, most), where the key is not the field's name
-// OF_KIND(key, field, most) of the recurrent layers of a stack  FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
+// OF_KIND(key, field, most) of the recurrent layers of a stack  FIXED(type, key, only value)
+// BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
 #define NUMBER(type, name, min, max)    {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
@@ -435,8 +436,8 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
     c->residual_in_fp32 = c->rescale_prenorm_residual = true;
 }
 
-// The model as layer l sees it: with its mixer, window, RoPE and heads. All layers of a stack have the model's MLP and
-// its norms' eps.
+// The model as layer l sees it: with its mixer, window, RoPE and heads. All layers of a stack have the
+// model's MLP and its norms' eps.
 static inline Config config_layer(const Config* c, int64_t l) {
     Config layer = *c;
     if (!config_is_stack(c)) return layer;

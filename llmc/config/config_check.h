@@ -35,7 +35,8 @@ static const struct {
     {MIXER_GATED_DELTANET, offsetof(Config, kind_expand_v), "gated_deltanet_expand_v", 2},
 };
 
-// Checks layer_types and the sizes of its recurrent layers, which where they are not set get those of their family.
+// Checks layer_types and the sizes of its recurrent layers, which where they are not set get those of their
+// family.
 static inline bool config_check_layers(Config* c, const char* where, Error* err) {
     if (!layer_types_check(&c->layer_types, where, c->num_hidden_layers, err)) return false;
     for (int m = MIXER_ATTENTION + 1; m < NUM_MIXERS; m++) {

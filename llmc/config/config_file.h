@@ -159,8 +159,8 @@ static inline bool config_write(const Config* c, const char* path, Error* err) {
     return ok;
 }
 
-// Sets rope_scaling from transformers' object, if config.json has one; what changes its tables and is not written
-// here is refused.
+// Sets rope_scaling from transformers' object, if config.json has one; what changes its tables and is not
+// written here is refused.
 static inline bool config_set_rope(Config* c, const char* path, const Json* j, Error* err) {
     static const struct {
         const char* key;
@@ -202,7 +202,8 @@ static inline bool config_set_rope(Config* c, const char* path, const Json* j, E
     return config_set(c, path, "rope_scaling", text, err);
 }
 
-// A LlamaForCausalLM's config.json is read as transformer-llama's: names that differ, and what it may not have.
+// A LlamaForCausalLM's config.json is read as transformer-llama's: names that differ, and what it may not
+// have.
 static inline const char* config_llama_key(const char* name) {
     static const char* const names[][2] = {{"num_heads", "num_attention_heads"},
                                            {"num_kv_heads", "num_key_value_heads"},
@@ -273,7 +274,8 @@ static inline bool config_set_named(Config* c, const char* path, const ConfigKey
     return fail(err, "%s: %s is %s", path, name, json_string(j, node) ? "a text" : "an array or an object");
 }
 
-// Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names the file.
+// Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names
+// the file.
 static inline bool config_restore_initialization(Config* c, const char* path, const Json* j, int node,
                                                  Error* err) {
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) {

@@ -1,6 +1,6 @@
 /*
-Families of presets: the blocks and sizes of the models that --model names FAMILY-SIZE. presets.h makes configs of them,
-config_check.h takes the heads of a stack's recurrent layers from them.
+Families of presets: the blocks and sizes of the models that --model names FAMILY-SIZE. presets.h makes
+configs of them, config_check.h takes the heads of a stack's recurrent layers from them.
 */
 #pragma once
 

@@ -4,8 +4,9 @@ layer_types: layers of different kinds in one model.
     deltanet*3,attention            kinds in turn, which repeat to the last layer
     attention:window=2048*5,attention:window=0:rope
 
-A kind is attention or a recurrent mixer. Attention has the window and the RoPE of the config, or its own: window=0 is
-none, norope the opposite of rope. In config.json a list, a name a layer. Called by config.h and config_file.h.
+A kind is attention or a recurrent mixer. Attention has the window and the RoPE of the config, or its own:
+window=0 is none, norope the opposite of rope. In config.json a list, a name a layer. Called by config.h and
+config_file.h.
 */
 #pragma once
 
@@ -168,8 +169,8 @@ static inline bool layer_types_parse(LayerTypes* t, const char* where, const cha
     return true;
 }
 
-// Checks that the types are for L layers, and makes the pattern the shortest one; that of plain attention alone is
-// none.
+// Checks that the types are for L layers, and makes the pattern the shortest one; that of plain attention
+// alone is none.
 static inline bool layer_types_check(LayerTypes* t, const char* where, int64_t L, Error* err) {
     static const LayerRun plain = {1, -1, -1, MIXER_ATTENTION};
     const int64_t period = layer_types_period(t);

@@ -43,8 +43,9 @@ typedef struct {
     // writes din, the gradient of `in`, and adds to the weights' gradients
     void (*backward)(const Layer*, real* din, const real* dout, const real* in);
 
-    // Inference of a mixer. recurrent: in inference its tensors are the states of a slot and scratch of a pass, and
-    // `forward` goes on from the states. Else: out = in + mixer(norm(in)) of the rows of the cache's pass.
+    // Inference of a mixer. recurrent: in inference its tensors are the states of a slot and scratch of a
+    // pass, and `forward` goes on from the states. Else: out = in + mixer(norm(in)) of the rows of the
+    // cache's pass.
     bool recurrent;
     void (*extend)(const Layer*, Cache*, real* out, const real* in);
 } Mixer;

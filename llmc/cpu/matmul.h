@@ -30,8 +30,8 @@ static inline View view(const real* at, int64_t row, int64_t col) {
 static inline View rows_of(const real* at, int64_t stride) { return view(at, stride, 1); }
 static inline View transpose_of(const real* at, int64_t stride) { return view(at, 1, stride); }
 
-// Tile sizes: MR x NV vectors of sums, NV of b and one of a fit in the vector registers, a packed panel of b in
-// L1, a block of a in L2. With 16 registers packed_b is read from L3, in 32 it is in L2.
+// Tile sizes: MR x NV vectors of sums, NV of b and one of a fit in the vector registers, a packed panel of b
+// in L1, a block of a in L2. With 16 registers packed_b is read from L3, in 32 it is in L2.
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -91,7 +91,8 @@ __attribute__((always_inline)) static inline void transpose_vectors(Vector x[VEC
     }
 }
 
-// A panel of `width` vectors whose elements are contiguous, in square tiles; returns the depth that they cover.
+// A panel of `width` vectors whose elements are contiguous, in square tiles; returns the depth that they
+// cover.
 __attribute__((always_inline)) static inline int64_t pack_transposed(real* out, const real* at, int64_t K,
                                                                      int64_t vector_stride, const int width) {
     enum { W = VECTOR_REALS };

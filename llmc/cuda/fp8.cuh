@@ -4,10 +4,11 @@ FP8: tensors of one byte an element, which cuBLASLt multiplies at twice the rate
     q = round(scale x)     E4M3: 3 bits of mantissa, up to 448; E5M2: 2 bits, up to 57344
     x ~ q inverse          scale is a power of two, so that only q is rounded
 
-A kernel that computes a tensor writes it in FP8 too, from the bits of bf16 that it has rounded it to, or would
-have: the FP8 tensor is a function of the bf16 tensor. It also finds amax, the largest absolute value, from
-which a later scale is computed (fp8_state.cuh). What exceeds the range saturates. Eight neighbours of which one
-is infinite or NaN all become NaN, so that a value that is not finite still reaches loss and gradient.
+A kernel that computes a tensor writes it in FP8 too, from the bits of bf16 that it has rounded it to, or
+would have: the FP8 tensor is a function of the bf16 tensor. It also finds amax, the largest absolute value,
+from which a later scale is computed (fp8_state.cuh). What exceeds the range saturates. Eight neighbours of
+which one is infinite or NaN all become NaN, so that a value that is not finite still reaches loss and
+gradient.
 
 A kernel is compiled for each format of what it writes, FP8_NONE among them, where an Fp8Writer does nothing:
 
@@ -31,7 +32,8 @@ enum Fp8Format { FP8_NONE, FP8_E4M3, FP8_E5M2 };
 
 enum { FP8_LANES = 32, FP8_LANE_STRIDE = 32 }; // words
 
-// cuBLAS reads the inverse, 1 / scale, on the device; from 12.9 on it rejects one that is not aligned to 16 bytes.
+// cuBLAS reads the inverse, 1 / scale, on the device; from 12.9 on it rejects one that is not aligned to 16
+// bytes.
 struct alignas(16) Fp8Scale {
     float inverse, scale;
 };
@@ -59,8 +61,8 @@ static inline Fp8Tensor fp8_slice(const Fp8Tensor* all, int64_t first) {
 enum { FP8_NOT_FINITE = 0x7f80 }; // bits of bf16 from which on a value is infinite or NaN
 
 // The largest power of two by which amax, as bits of bf16, can be multiplied within the format's range; 1 for
-// what is not finite. An amax of 0 says nothing, as after a first step of which no target counts: inputs are near
-// 1, and gradients from 2^-40 to 2^-8, as those of the mean loss over thousands of tokens are.
+// what is not finite. An amax of 0 says nothing, as after a first step of which no target counts: inputs are
+// near 1, and gradients from 2^-40 to 2^-8, as those of the mean loss over thousands of tokens are.
 __host__ __device__ static inline Fp8Scale fp8_scale(uint32_t amax, Fp8Format format) {
     const int most = format == FP8_E4M3 ? 8 : 15;      // the largest number is 1.75 times two to this
     int exponent = (int)(amax >> 7) - 127;             // of amax; -127 where it is denormal
@@ -71,7 +73,8 @@ __host__ __device__ static inline Fp8Scale fp8_scale(uint32_t amax, Fp8Format fo
     return {ldexpf(1, -exponent), ldexpf(1, exponent)};
 }
 
-// Eight elements in FP8. amax: the largest of the elements of even and of odd index, as pairs of bf16 in a word.
+// Eight elements in FP8. amax: the largest of the elements of even and of odd index, as pairs of bf16 in a
+// word.
 template <Fp8Format F>
 __device__ static inline uint2 fp8_pack8(const Raw8& raw, float scale, uint32_t& amax) {
     const uint32_t sign = 0x7fff7fffu;
@@ -137,8 +140,8 @@ template <> struct Fp8Writer<FP8_NONE> {
 };
 
 // ----------------------------------------------------------------------------
-// a tensor that the kernel before does not write: one whose first scale is not known yet, of which amax is found;
-// one that comes from other ranks
+// a tensor that the kernel before does not write: one whose first scale is not known yet, of which amax is
+// found; one that comes from other ranks
 
 // A thread has eight columns; blockIdx.x walks over the rows.
 __global__ static void __launch_bounds__(512)
@@ -188,8 +191,8 @@ static inline void fp8_convert(const Fp8Tensor* tensor, const bf16* x, int64_t r
 // rows and columns of a thread block of 256 threads, of which 16 have a row
 enum { FP8_TILE = 128, FP8_TILE_STEP = 256 / 16, FP8_TILE_ROWS = FP8_TILE / FP8_TILE_STEP };
 
-// The thread block's tile of a tensor: where it begins, and the thread's eight columns, from `column` on, of rows
-// row + FP8_TILE_STEP i.
+// The thread block's tile of a tensor: where it begins, and the thread's eight columns, from `column` on, of
+// rows row + FP8_TILE_STEP i.
 struct Fp8Tile {
     int first_row, first_column, group, row, column;
 
@@ -208,8 +211,8 @@ static inline int64_t fp8_tiles(int64_t rows, int64_t columns) {
     return tiles;
 }
 
-// A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no bank
-// conflicts where it is read.
+// A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no
+// bank conflicts where it is read.
 struct Fp8Turned {
     uint32_t words[FP8_TILE][FP8_TILE / 4];
 
@@ -219,8 +222,8 @@ struct Fp8Turned {
         words[row][(2 * tile.group) ^ (row / 4)] = bytes.x;
         words[row][(2 * tile.group + 1) ^ (row / 4)] = bytes.y;
     }
-    // Behind __syncthreads: writes the tile to t [columns, rows]; rows is a multiple of 4. A lane has four rows, a warp
-    // all of them, of four columns at a time.
+    // Behind __syncthreads: writes the tile to t [columns, rows]; rows is a multiple of 4. A lane has four
+    // rows, a warp all of them, of four columns at a time.
     __device__ void store(fp8* t, const Fp8Tile& tile, int rows, int columns) const {
         const int lane = (int)threadIdx.x % 32, r = 4 * lane, row = tile.first_row + r;
         for (int word = (int)threadIdx.x / 32; word < FP8_TILE / 4; word += 8) {
@@ -267,8 +270,8 @@ __global__ static void __launch_bounds__(256)
     turned.store(t, tile, rows, columns);
 }
 
-// t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or in FP8. columns and stride are multiples of 8, rows of
-// 4. amax is not found: the kernel that wrote x has done so.
+// t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or in FP8. columns and stride are multiples of 8,
+// rows of 4. amax is not found: the kernel that wrote x has done so.
 template <Fp8Format F, class T>
 static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t rows, int64_t columns,
                                  const Fp8Scale* scale, cudaStream_t stream) {

@@ -145,7 +145,8 @@ struct Fp8Matrices {
     Fp8Matrix of[FP8_LINEARS];
 };
 
-// The matrix of the thread block, and `tile` becomes its number there: tiles are numbered one matrix after the other.
+// The matrix of the thread block, and `tile` becomes its number there: tiles are numbered one matrix after
+// the other.
 __device__ static inline Fp8Matrix fp8_matrix(const Fp8Matrices& matrices, int& tile) {
     int i = 0;
     for (tile = (int)blockIdx.x; i < FP8_LINEARS - 1; i++) {
@@ -239,7 +240,8 @@ static inline fp8* fp8_head_weights_of(const Fp8State* s) {
     return s->weights + s->layers * fp8_block_bytes(s->shapes);
 }
 
-// Both copies of lm_head's weights w [Vs, d], with padding rows of 0.
+// Both copies of lm_head's weights w [Vs, d]. Rows behind the vocabulary are 0, or of the tensors that follow
+// where embeddings are tied: their logits are not read.
 static inline void fp8_head_weights(const Fp8State* s, const bf16* w, cudaStream_t stream) {
     Range range("weights in FP8", RANGE_FORWARD, stream);
     fp8* q = fp8_head_weights_of(s);
@@ -276,8 +278,8 @@ __global__ static void __launch_bounds__(1) fp8_set_scale_kernel(Fp8Scale* scale
     *scale = value;
 }
 
-// The scale of lm_head's input, from the weights [d] of the norm before it; nothing where FP8 is not to be computed
-// yet.
+// The scale of lm_head's input, from the weights [d] of the norm before it; nothing where FP8 is not to be
+// computed yet.
 static inline void fp8_head_input_scale(const Fp8State* s, const bf16* weight, cudaStream_t stream) {
     if (s->scaled)
         CUDA_LAUNCH(fp8_norm_scale_kernel, 1, 32, stream, fp8_scale_of(s, s->layers, 0, FP8_INPUT), weight,
@@ -299,8 +301,8 @@ static inline Fp8Tensor fp8_head_input(const Fp8State* s) {
             .amax = fp8_lanes_of(s, s->layers, 0, FP8_INPUT)};
 }
 
-// lm_head from row `first` of its input on, with places for the gradient of logits and for that transposed; all zero
-// where FP8 is not to be computed yet.
+// lm_head from row `first` of its input on, with places for the gradient of logits and for that transposed;
+// all zero where FP8 is not to be computed yet.
 static inline Fp8Linear fp8_head(const Fp8State* s, int64_t first, fp8* dlogits, fp8* turned) {
     const Fp8Tensor input = fp8_head_input(s);
     const fp8* w = fp8_head_weights_of(s);
@@ -328,7 +330,8 @@ __global__ static void __launch_bounds__(32) fp8_collect_amax_kernel(uint32_t* a
 }
 
 // `finite` on the device: this step is valid, and is entry `now` of the history; NULL: no step has been.
-// saturated [FP8_DELAYED]: to the tensor's kind 1 is added where the step's scale brought its amax out of range.
+// saturated [FP8_DELAYED]: to the tensor's kind 1 is added where the step's scale brought its amax out of
+// range.
 __global__ static void __launch_bounds__(32)
     fp8_update_kernel(Fp8Scale* scales, uint16_t* history, const uint32_t* amax, int now,
                       const int32_t* finite, int32_t* saturated) {
@@ -354,8 +357,8 @@ static inline void fp8_collect_amax(const Fp8State* s, cudaStream_t stream) {
 }
 
 // The scales of the steps after `step`, counted from 1; where *finite, on the device, is 0 they stay. Adds to
-// saturated [FP8_DELAYED] how many inputs and how many gradients had values out of range, in whose place GEMMs read the
-// format's largest number. amax tells: the kernels that quantize count nothing.
+// saturated [FP8_DELAYED] how many inputs and how many gradients had values out of range, in whose place
+// GEMMs read the format's largest number. amax tells: the kernels that quantize count nothing.
 static inline void fp8_update(Fp8State* s, int64_t step, const int32_t* finite, int32_t* saturated,
                               cudaStream_t stream) {
     CUDA_LAUNCH(fp8_update_kernel, fp8_delayed_tensors(s), 32, stream, s->scales, s->history, s->amax,

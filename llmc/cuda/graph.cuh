@@ -18,8 +18,8 @@ static inline void pass_graph_free(PassGraph* graph) {
     graph->exec = NULL;
 }
 
-// Runs work(), which queues on `stream`, as a graph. Another dloss captures another one. *capturing: during the
-// capture.
+// Runs work(), which queues on `stream`, as a graph. Another dloss captures another one. *capturing: during
+// the capture.
 template <class Work>
 static inline void pass_graph_run(PassGraph* graph, float dloss, bool* capturing, cudaStream_t stream,
                                   const Work& work) {

@@ -92,7 +92,8 @@ static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_
 //     side_mark, side_await     the same for what was queued on the side stream at side_mark
 //
 // A stream that is being captured may wait only for what was captured with it, so that side_join does nothing
-// unless side_fork was called since the last one. The GPU trainer's is in its WeightStream (layers/layer.cuh).
+// unless side_fork was called since the last one. The GPU trainer's is in its WeightStream
+// (layers/layer.cuh).
 
 typedef struct {
     cudaStream_t main;

@@ -2,10 +2,11 @@
 Linear layers without bias: three GEMMs of cuBLASLt, bf16 operands with fp32 accumulation.
 
 With --fp8 they have FP8 operands (fp8.cuh), in all columns of out and dout or in the first fp8.N. cuBLASLt
-multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes both operands with
-contiguous k, so that the second GEMM reads a transposed copy of w, and the third ones of x and dout. Products of
-the first two are added with fast accumulation, to 14 bits or so: far below the rounding of the operands, to 3 or 4
-bits. Sums over all tokens, or over the vocabulary, are not: they would lose what many small products add up to.
+multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes both operands
+with contiguous k, so that the second GEMM reads a transposed copy of w, and the third ones of x and dout.
+Products of the first two are added with fast accumulation, to 14 bits or so: far below the rounding of the
+operands, to 3 or 4 bits. Sums over all tokens, or over the vocabulary, are not: they would lose what many
+small products add up to.
 
     forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
     backward, input  dx[rows,K]  = dout[rows,N] w[N,K]
@@ -149,8 +150,8 @@ static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
     float least[MATMUL_CANDIDATES], fastest = FLT_MAX, ms;
-    // interleaved, as a GPU slows down when it gets warm; the first round does not count, and the last four are
-    // among those that come near the fastest
+    // interleaved, as a GPU slows down when it gets warm; the first round does not count, and the last four
+    // are among those that come near the fastest
     for (int round = 0; round < 6; round++)
         for (int i = 0; i < n; i++) {
             if (round > 1 && least[i] > 1.15f * fastest) continue;
@@ -296,8 +297,8 @@ static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShap
     matmul_column_major(mm, shape, x);
 }
 
-// The columns of linear_forward in FP8: returns their number. Where FP8 is not to be computed yet, amax of x is
-// found.
+// The columns of linear_forward in FP8: returns their number. Where FP8 is not to be computed yet, amax of x
+// is found.
 static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* residual, const Linear* l,
                                          Matmul* mm) {
     const Fp8Linear* f = &l->fp8;
@@ -325,8 +326,8 @@ static inline int64_t linear_forward_fp8(void* out, const bf16* x, const void* r
     return f->N;
 }
 
-// dx = dout w of the columns in FP8, or with `add` dx +=. Where FP8 is not to be computed yet, amax of dout is
-// found.
+// dx = dout w of the columns in FP8, or with `add` dx +=. Where FP8 is not to be computed yet, amax of dout
+// is found.
 static inline void linear_backward_fp8(bf16* dx, const bf16* dout, bool add, const Linear* l, Matmul* mm) {
     const Fp8Linear* f = &l->fp8;
     fp8_measure(&f->dout, dout, l->rows, f->N, l->out_stride, mm->stream);
@@ -386,8 +387,8 @@ static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linea
     linear_backward_fp8(dx, dout, left < l->N, l, mm);
 }
 
-// The same of the columns of dout in FP8: returns their number, 0 where FP8 is not to be computed yet. Transposed
-// copies are made unless there are some, that of x from bf16.
+// The same of the columns of dout in FP8: returns their number, 0 where FP8 is not to be computed yet.
+// Transposed copies are made unless there are some, that of x from bf16.
 static inline int64_t linear_backward_weight_fp8(const bf16* x, const Linear* l, Matmul* mm) {
     const Fp8Linear* f = &l->fp8;
     if (!f->dout.data) return 0;

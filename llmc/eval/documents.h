@@ -9,8 +9,8 @@ document's loss varies far more from document to document than between models.
                 DOCUMENTS_LAST, all that there is, from the pass over T. The same targets behind every
                 context: what a longer context is worth, where L(i) mixes it with what stands at position i
 
-With a mask the means are over the targets that count, whose numbers are kept too, and there are no contexts. So a
-short document, alone in its row and padded with targets that do not count, has its own loss.
+With a mask the means are over the targets that count, whose numbers are kept too, and there are no contexts.
+So a short document, alone in its row and padded with targets that do not count, has its own loss.
 
 Sums are doubles. Filled by positions.h, written by evaluation.h.
 */
@@ -80,8 +80,8 @@ static inline DocumentLosses documents_new(int64_t count, int64_t T, bool masked
 
 static inline void documents_free(DocumentLosses* d) { free(d->loss); }
 
-// The mean of losses[begin .. end - 1], as finish_losses marks them, over the *targets that count: those whose loss
-// is not 0, or has a sign (positions_unmark).
+// The mean of losses[begin .. end - 1], as finish_losses marks them, over the *targets that count: those
+// whose loss is not 0, or has a sign (positions_unmark).
 static inline double documents_mean(const Trainer* trainer, const void* losses, int64_t begin, int64_t end,
                                     double* targets) {
     double sum = 0;

@@ -8,8 +8,8 @@ Loss by position in the context, of held-out sequences of T tokens:
            other, so errors of single positions would not give it
     accuracy = share of the targets that are the likeliest token
 
-With a mask in the data all means are over the targets that count, whose number differs from position to position;
-E is then not known.
+With a mask in the data all means are over the targets that count, whose number differs from position to
+position; E is then not known.
 
 Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but
 for the rounding of doubles. Used by validation during training (train.h) and by --eval (evaluation.h).
@@ -77,8 +77,9 @@ static inline bool positions_unmark(const Trainer* trainer, void* losses, int64_
     return *matched || loss != 0;
 }
 
-// Adds losses [sequences, T] of finish_losses, of sequences from number `first` on, and takes the marks off them: 0
-// is left where a target does not count. Returns the index of the first one that is not finite; -1: all are finite.
+// Adds losses [sequences, T] of finish_losses, of sequences from number `first` on, and takes the marks off
+// them: 0 is left where a target does not count. Returns the index of the first one that is not finite; -1:
+// all are finite.
 static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* losses, int64_t first,
                                     int64_t sequences) {
     int64_t not_finite = -1, number;
@@ -178,16 +179,17 @@ static inline int64_t positions_share(const Run* run, DataLoader* data, int64_t 
     return sequences;
 }
 
-// Collective where ranks share sequences, which begin a batch together or not at all: is no further one begun?
+// Collective where ranks share sequences, which begin a batch together or not at all: is no further one
+// begun?
 static inline bool positions_stops(const Positions* p, const Run* run) {
     double stop = p->stop && *p->stop ? 1 : 0;
     if (p->stop && run->group.size > 1) world_sum(run->world, &stop, 1);
     return stop > 0;
 }
 
-// Adds the losses of this rank's share of the first `sequences` of the data. Ranks that share a sequence all get
-// its losses; the first of them adds them. The host adds a batch while the device computes the next one. With
-// --eval a loss that is not finite ends the run. progress: NULL, or open, in tokens of all ranks.
+// Adds the losses of this rank's share of the first `sequences` of the data. Ranks that share a sequence all
+// get its losses; the first of them adds them. The host adds a batch while the device computes the next one.
+// With --eval a loss that is not finite ends the run. progress: NULL, or open, in tokens of all ranks.
 static inline void positions_measure(Positions* p, const Trainer* trainer, Model* model, const Run* run,
                                      DataLoader* data, int64_t sequences, Progress* progress) {
     const double first_batch_seconds = 600; // kernels are loaded, GEMM algorithms chosen

@@ -279,7 +279,7 @@ static inline void exchange_close(Exchange* e) {
 }
 
 // Collective: allocates a flat buffer of gradients or weights, zeroed. Free with nccl_free after
-// exchange_close. e: NULL: it is a rank alone, and the buffer device memory.
+// exchange_close. A rank alone (e is NULL) gets device memory.
 static inline void* exchange_alloc(const Exchange* e, size_t bytes) {
     if (!e) return device_zeros(bytes);
     void* memory = nccl_alloc(e->comm, bytes);
@@ -374,8 +374,8 @@ static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float
 
 // ----------------------------------------------------------------------------
 
-// Waits for an event of the device: with other ranks (e is not NULL) by polling, since one that has failed would never
-// end.
+// Waits for an event of the device: with other ranks (e is not NULL) by polling, since one that has failed
+// would never end.
 static inline void exchange_wait(const Exchange* e, cudaEvent_t done) {
     const struct timespec pause = {0, 50000};
     while (e && cudaEventQuery(done) == cudaErrorNotReady) {

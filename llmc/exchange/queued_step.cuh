@@ -37,7 +37,8 @@ static inline void queued_step_votes(QueuedStep* q, StepStats* stats, const Step
     CUDA_CHECK(cudaMemcpyAsync(&stats->own.votes, q->votes, sizeof *votes, cudaMemcpyHostToDevice, stream));
 }
 
-// After it: queues the copy of the step's results to the host. pruning [layers], times [ranks]; NULL: there are none.
+// After it: queues the copy of the step's results to the host. pruning [layers], times [ranks]; NULL: there
+// are none.
 static inline void queued_step_results(QueuedStep* q, const StepStats* stats, const PruningCount* pruning,
                                        int64_t layers, const RankTime* times, int ranks,
                                        cudaStream_t stream) {

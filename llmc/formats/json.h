@@ -11,8 +11,8 @@ are in one hash table, which detects duplicates and makes json_get take constant
     if (!json_int64(&j, json_get(&j, 0, "hidden_size"), &width)) return fail(err, "...");
 
 The parser accepts RFC 8259 without extensions (no comments, trailing commas or NaN). It also rejects
-duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain; but a tokenizer may name a token so
-(json_parse_tokenizer). Names that end in an underscore are private.
+duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain; but a tokenizer may name a token
+so (json_parse_tokenizer). Names that end in an underscore are private.
 */
 #pragma once
 

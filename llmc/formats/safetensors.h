@@ -9,8 +9,9 @@ without overlaps or gaps.
 The reader checks all of this against the file's size on opening. It reads data with pread instead of mmap,
 where a file that is truncated meanwhile, or an I/O error, would be a signal.
 
-A file begins with safetensors_header, after which every tensor's place in it is known: several ranks write it in parts
-(checkpoints), or safetensors_print all tensors in memory. The same tensors write the same bytes. Names that end in an underscore are private.
+A file begins with safetensors_header, after which every tensor's place in it is known: several ranks write it
+in parts (checkpoints), or safetensors_print all tensors in memory. The same tensors write the same bytes.
+Names that end in an underscore are private.
 */
 #pragma once
 

@@ -88,7 +88,8 @@ __global__ static void __launch_bounds__(256)
         });
 }
 
-// In place of adamw_kernel where the step is left out: a kernel of its own, whose registers that one does not need.
+// In place of adamw_kernel where the step is left out: a kernel of its own, whose registers that one does not
+// need.
 __global__ static void __launch_bounds__(256)
     skip_kernel(const __grid_constant__ AdamWTensors t, const ParamChunk* chunks, const StepStats* stats) {
     if (!stats->skipped) return;

@@ -23,8 +23,8 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
             .KVH = layer->config->num_kv_heads};
 }
 
-// Sets which of shift, QK norm and RoPE q, k and v have between proj and attention; the caller sets the pass's
-// tensors.
+// Sets which of shift, QK norm and RoPE q, k and v have between proj and attention; the caller sets the
+// pass's tensors.
 static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
@@ -47,7 +47,8 @@ static inline bool attention_has_own_gates(const Layer* layer) {
     return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
 }
 
-// Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no dproj.
+// Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no
+// dproj.
 static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind, layer->l);
     return proj && column >= 0 ? proj + column : NULL;
@@ -75,7 +76,8 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
 }
 
 // ----------------------------------------------------------------------------
-// the heads' part: what is computed per head over whole sequences (shift, QK norm, RoPE, gate, bounds, attention)
+// the heads' part: what is computed per head over whole sequences (shift, QK norm, RoPE, gate, bounds,
+// attention)
 
 // Some heads of the layer and their weights: all, or with shared sequences the rank's
 typedef struct {

@@ -114,8 +114,9 @@ static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind,
     return found;
 }
 
-// Where all layers keep x, the input of a linear layer that is in FP8 in all columns, its transposed copy takes the
-// place of x in bf16: both passes call this, for x8 as the forward pass writes it and the backward pass reads it.
+// Where all layers keep x, the input of a linear layer that is in FP8 in all columns, its transposed copy
+// takes the place of x in bf16: both passes call this, for x8 as the forward pass writes it and the backward
+// pass reads it.
 static inline void layer_keep_turned(const Layer* layer, Fp8Tensor* x8, bf16* x) {
     if (!x8->data || layer->recompute_outputs) return;
     x8->alone = true;
@@ -163,8 +164,8 @@ static inline void layer_weights_in_fp8(const Layer* layer, const Fp8State* s) {
     fp8_weights(s, layer->l, w, layer->stream);
 }
 
-// What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient of
-// the residual stream, which is the output's of the linear layer before it.
+// What a norm writes in FP8: the input of the linear layers behind it, and in the backward pass the gradient
+// of the residual stream, which is the output's of the linear layer before it.
 static inline Fp8Tensor layer_norm_output(const Layer* layer, ParamKind kind) {
     if (!layer->fp8) return Fp8Tensor{};
     if (kind == P_NORM) return fp8_head_input(layer->fp8);

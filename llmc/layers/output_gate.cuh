@@ -1,6 +1,6 @@
 /*
-Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate) or silu(gate); each of
-them optional.
+Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate) or silu(gate);
+each of them optional.
 
     o, y, and their gradients dout, dy   bf16 [B, T, NH, dh]
     gate, dgate                          columns of proj and dproj, bf16 [B, T, row_stride]
@@ -109,8 +109,8 @@ __global__ static void __launch_bounds__(256)
     quantized.finish();
 }
 
-// Writes y and y8, also transposed where that has a place, and rstd with a norm. y may be o where o is not needed
-// afterwards; NULL: y8 alone is written.
+// Writes y and y8, also transposed where that has a place, and rstd with a norm. y may be o where o is not
+// needed afterwards; NULL: y8 alone is written.
 static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate* gate, const HeadShape* shape,
                                        cudaStream_t stream) {
     Range range("output norm and gate", RANGE_FORWARD, stream);

@@ -129,7 +129,8 @@ enum {
     QKV_LEAST_SEGMENT = 8     // tokens of a segment of the backward pass
 };
 
-// What one of a token's units computes: a path, and which of its heads. q may have more thread blocks than k and v.
+// What one of a token's units computes: a path, and which of its heads. q may have more thread blocks than k
+// and v.
 struct QkvUnit {
     int path, block;
 
@@ -352,8 +353,8 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
-// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2, or there alone;
-// zeros its padding columns, and adds to each path's dweight.
+// Writes the columns of dproj that the paths read, but for the shift gates' in dproj8 too, in E5M2, or there
+// alone; zeros its padding columns, and adds to each path's dweight.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
                                 const NormPartial& partial, const HeadShape* shape, const Fp8Tensor& dproj8,
                                 cudaStream_t stream) {

@@ -4,9 +4,9 @@ SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
 a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 
-With --fp8 act and dgate_up are in FP8 alone: by rows for the GEMMs of activations, and transposed for those of
-weights. A thread block then has a tile of rows and channels, so that the transposed copies are written in whole
-cache lines.
+With --fp8 act and dgate_up are in FP8 alone: by rows for the GEMMs of activations, and transposed for those
+of weights. A thread block then has a tile of rows and channels, so that the transposed copies are written in
+whole cache lines.
 */
 #pragma once
 
@@ -165,7 +165,8 @@ static inline void swiglu_forward_fp8(const Fp8Tensor& act8, const bf16* gate_up
                  (int)I, act8);
 }
 
-// dgate_up8 [rows, 2I], and transposed. act8 is recomputed, transposed alone, unless there is no place for it.
+// dgate_up8 [rows, 2I], and transposed. act8 is recomputed, transposed alone, unless there is no place for
+// it.
 static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tensor& act8, const bf16* dact,
                                        const bf16* gate_up, int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);
@@ -174,8 +175,8 @@ static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tens
                  dgate_up8, act8);
 }
 
-// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows and
-// transposed where that is.
+// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows
+// and transposed where that is.
 static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_proj, Linear* down_proj) {
     if (!down_proj->fp8.x.data) return false;
     down_proj->fp8.x.turned = (fp8*)act;

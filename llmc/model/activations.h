@@ -84,8 +84,8 @@ static inline void activations_allocate(Activations* a, int64_t L, void* (*alloc
     }
 }
 
-// Fills a struct of pointers, `size` bytes at `pointers`, with the tensors of layer l that are row `first` of the
-// table and those behind it; NULL for those that the model does not have.
+// Fills a struct of pointers, `size` bytes at `pointers`, with the tensors of layer l that are row `first` of
+// the table and those behind it; NULL for those that the model does not have.
 static inline void activations_rows(const Activations* a, int first, int64_t l, void* pointers, size_t size) {
     assert(first >= 0 && first + (int)(size / sizeof(void*)) <= a->count);
     for (size_t i = 0; i < size / sizeof(void*); i++) {

@@ -1,13 +1,13 @@
 /*
-Packed documents: with document_reset in config.json the end-of-text token begins a document, and no token sees
-anything before the document that it is in. A sequence's first token begins one whatever it is.
+Packed documents: with document_reset in config.json the end-of-text token begins a document, and no token
+sees anything before the document that it is in. A sequence's first token begins one whatever it is.
 
     inputs      E a b E c E E d        E: end of text
     doc_start   0 0 0 3 3 5 6 6        the position at which the token's document begins
 
-doc_start [B, T] is computed once a pass and never decreases along a sequence. A wall lies before each token t with
-doc_start[t] == t: attention begins at key doc_start[t], shifts and convolutions read zeros before it, and a
-recurrence starts from a state of zeros there. Positions, of RoPE and of losses, go on over walls.
+doc_start [B, T] is computed once a pass and never decreases along a sequence. A wall lies before each token t
+with doc_start[t] == t: attention begins at key doc_start[t], shifts and convolutions read zeros before it,
+and a recurrence starts from a state of zeros there. Positions, of RoPE and of losses, go on over walls.
 
 Called by the trainers.
 */
@@ -16,10 +16,11 @@ Called by the trainers.
 #include <stdbool.h>
 #include <stdint.h>
 
-// log f of a document's first token, instead of its gate's: exact, because no pair that counts has this token's
-// gate between its query and its key. What knows gates alone, the GPU's attention within a block and the bounds of
-// pruning, gives keys behind a wall no weight unless their score is above a row's own by 99,000. A smaller number would
-// cost precision: behind 2,000 of these walls the doubles of cum_logf have steps of 3e-8.
+// log f of a document's first token, instead of its gate's: exact, because no pair that counts has this
+// token's gate between its query and its key. What knows gates alone, the GPU's attention within a block and
+// the bounds of pruning, gives keys behind a wall no weight unless their score is above a row's own by
+// 99,000. A smaller number would cost precision: behind 2,000 of these walls the doubles of cum_logf have
+// steps of 3e-8.
 #ifndef WALL_LOGF // gradcheck.c takes lower walls: differences of losses need more digits
 #define WALL_LOGF (-1e5)
 #endif

@@ -4,8 +4,8 @@ a trainer's model, which knows layers.
 
 Sequences live in slots of a cache. A pass extends some of them by some tokens each: a prompt in chunks, many
 sequences by one token each, or both at once. The rows of a pass are its tokens: those of a sequence in order,
-one sequence behind the other. What a row computes depends on no other sequence of the pass, but for rounding on
-the GPU, whose GEMM kernels are chosen by the number of rows.
+one sequence behind the other. What a row computes depends on no other sequence of the pass, but for rounding
+on the GPU, whose GEMM kernels are chosen by the number of rows.
 
 Keys, values and cum_logf are stored in pages: PAGE_TOKENS tokens of one head of keys of one layer, with a
 cum_logf for each head of queries that reads it. The page table
@@ -16,7 +16,8 @@ the last token's projections for the shifts, running sums of the gate, and the s
 A cache that forgets. Keys that have left the window of a model that has one are seen by no row to come. And
 gates only make cum_logf fall, so keys that once have less than eps of a row's weight never regain it, where
 their scores are bounded for all queries to come (with QK norm). The model counts how many pages at the
-beginning of each head are forgotten, by all heads of queries that read them, and skips them; the engine frees them.
+beginning of each head are forgotten, by all heads of queries that read them, and skips them; the engine frees
+them.
 
 The engine owns the page table, allocates before a pass what the pass appends to, and frees. Called by
 llmc/run/trainer.h, llmc/serve and the trainers.
@@ -45,7 +46,8 @@ static inline int64_t cache_table_width(const CacheSizes* s) {
     return (s->capacity + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-// One pass. heads is the number of rows of the page table that a slot has: L KVH of the L layers with attention.
+// One pass. heads is the number of rows of the page table that a slot has: L KVH of the L layers with
+// attention.
 typedef struct {
     int64_t rows, sequences;
     const int32_t* tokens;  // [rows]

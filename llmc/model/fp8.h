@@ -10,8 +10,9 @@ Four linear layers of each block, with weights w [N, K]:
     FP8_GATE_PROJ    the MLP's first matrix, and
     FP8_DOWN_PROJ    its second one
 
-Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. All three GEMMs of a
-layer read them. So do those of lm_head, whose scales need no history. Embedding and attention are in bf16.
+Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. All three
+GEMMs of a layer read them. So do those of lm_head, whose scales need no history. Embedding and attention are
+in bf16.
 */
 #pragma once
 
@@ -43,8 +44,8 @@ static inline void fp8_shapes(Fp8Shape shapes[FP8_LINEARS], const Config* c, con
     memcpy(shapes, of_block, sizeof of_block);
 }
 
-// Dies where --fp8 does not support the model, or T tokens of a sequence on a rank: cuBLAS demands of FP8 GEMMs that
-// rows in memory, and all sizes, are multiples of 16.
+// Dies where --fp8 does not support the model, or T tokens of a sequence on a rank: cuBLAS demands of FP8
+// GEMMs that rows in memory, and all sizes, are multiples of 16.
 static inline void fp8_check(const Config* c, int64_t T) {
     const int64_t d = c->hidden_size, I = config_mlp_size(c);
     if (c->mixer != MIXER_ATTENTION || config_is_stack(c))
@@ -76,10 +77,10 @@ static inline int64_t fp8_weight_bytes(const Config* c, const ParamTable* table)
     return c->num_hidden_layers * fp8_block_bytes(shapes) + fp8_head_bytes(c);
 }
 
-// A pass needs five buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream and of
-// the fused projection's; and transposed, for one weight gradient at a time, an input and a gradient. The MLP's
-// gradient, its transposed copy, and that of the MLP's second input are where these tensors are in bf16. These are
-// elements a row.
+// A pass needs five buffers in FP8, of a byte an element: rows of inputs, of gradients of the residual stream
+// and of the fused projection's; and transposed, for one weight gradient at a time, an input and a gradient.
+// The MLP's gradient, its transposed copy, and that of the MLP's second input are where these tensors are in
+// bf16. These are elements a row.
 typedef struct {
     int64_t input, residual, proj_gradient, x_scratch, dout_scratch;
 } Fp8Rows;

@@ -1,9 +1,10 @@
 /*
 The gradient norms of the last steps, by which --skip-spikes tells a spike.
 
-A step's limit is the mean of 128 norms plus K of their standard deviations. They end with the step before the last
-one: the last may still be in flight on a GPU, and both trainers leave out the same steps. Norms of steps that are left
-out count too, so that a run whose gradients stay larger goes on after 128 / (1 + K^2) of them, 4 with K = 6.
+A step's limit is the mean of 128 norms plus K of their standard deviations. They end with the step before the
+last one: the last may still be in flight on a GPU, and both trainers leave out the same steps. Norms of steps
+that are left out count too, so that a run whose gradients stay larger goes on after 128 / (1 + K^2) of them,
+4 with K = 6.
 
 Called by train.h; trainer.json has them (record.h).
 */
@@ -18,8 +19,8 @@ typedef struct {
     double of[NORMS_KEPT]; // of step i at i % NORMS_KEPT; 0: not known
 } GradNorms;
 
-// The norm above which a step is left out, where those of the last NORMS_KEPT are known; 0: none, as fewer than half of
-// the norms are known.
+// The norm above which a step is left out, where those of the last NORMS_KEPT are known; 0: none, as fewer
+// than half of the norms are known.
 static inline double grad_norms_limit(const GradNorms* n, int64_t step, double deviations) {
     const int last = (int)((step + NORMS_KEPT - 1) % NORMS_KEPT);
     double sum = 0, squares = 0;

@@ -6,9 +6,9 @@ Everything else walks it: allocation, initialisation, checkpoints, the optimizer
 gradient checks, dumps and the parameter counts. All tensors are in one flat buffer, in the order of the rows,
 each aligned to PARAM_ALIGN elements.
 
-Each layer has the rows of its mixer and, unless the MLP's width is 0, those of an MLP. In a stack of layers of
-different kinds a layer's rows start as in its own family's models, the others as attention's. Here are the type of
-the table, what adds rows to it, and attention's rows; a baseline's rows are in its params.h, and
+Each layer has the rows of its mixer and, unless the MLP's width is 0, those of an MLP. In a stack of layers
+of different kinds a layer's rows start as in its own family's models, the others as attention's. Here are the
+type of the table, what adds rows to it, and attention's rows; a baseline's rows are in its params.h, and
 llmc/baselines/mixers.h, which knows all mixers, builds the tables.
 
 A mixer's matrices that multiply the same input, the normed residual stream, are adjacent rows without padding

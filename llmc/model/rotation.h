@@ -1,14 +1,14 @@
 /*
-RoPE's angles, plain and scaled (llmc/config/rope_scaling.h). At position t pair i of a head's dh/2 is rotated by
-t f_i and becomes `gain` times as long:
+RoPE's angles, plain and scaled (llmc/config/rope_scaling.h). At position t pair i of a head's dh/2 is rotated
+by t f_i and becomes `gain` times as long:
 
     plain     f_i = base^(-2i/dh)
     linear    f_i / factor
     yarn      f_i (1 - r_i) + f_i / factor r_i, gain = 0.1 ln factor + 1; r_i rises linearly from 0 to 1 between the
               pairs that turn 32 times and once in the length of the training before
 
-Called by attention as a layer, on the CPU and on the GPU. The struct and f_i are in shapes.h, for the functions and kernels
-that rotate.
+Called by attention as a layer, on the CPU and on the GPU. The struct and f_i are in shapes.h, for the
+functions and kernels that rotate.
 */
 #pragma once
 

@@ -1,9 +1,9 @@
 /*
 Groups of ranks that share sequences (--sequence-ranks N): which tokens a rank has.
 
-Rank r has number n = r % N in group r / N. The ranks of a group have the same sequences; groups are data parallel. Rank
-n has tokens n T/N .. (n+1) T/N - 1 of each sequence, and in attention KVH/N key heads of whole sequences, with the query
-heads that read them (llmc/sequence/split.h).
+Rank r has number n = r % N in group r / N. The ranks of a group have the same sequences; groups are data
+parallel. Rank n has tokens n T/N .. (n+1) T/N - 1 of each sequence, and in attention KVH/N key heads of whole
+sequences, with the query heads that read them (llmc/sequence/split.h).
 
 Called by llmc/run, which cuts the data by groups, and by the GPU trainer.
 */

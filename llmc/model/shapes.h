@@ -2,8 +2,8 @@
 Sizes and numbers that travel together: the same structs for the CPU trainer's functions and the GPU's
 kernels.
 
-Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh; KVH heads of keys
-and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of the keys and values.
+Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh; KVH heads of
+keys and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of the keys and values.
 */
 #pragma once
 
@@ -38,8 +38,8 @@ static inline HeadShape key_shape(const HeadShape* s) {
     return keys;
 }
 
-// RoPE's angles, of which rotation.h tells: at position t a pair of channels is rotated by t rotation_frequency and
-// becomes `gain` times as long.
+// RoPE's angles, of which rotation.h tells: at position t a pair of channels is rotated by t
+// rotation_frequency and becomes `gain` times as long.
 typedef struct {
     double base, factor; // factor 1: plain
     double low, high;    // pairs up to low are as plain, from high on slower by the factor
@@ -119,6 +119,6 @@ static inline bool norm_is_spike(double norm, double spike_norm) {
     return spike_norm > 0 && norm > spike_norm;
 }
 
-// n rounded up to a size at which the GPU's GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
-// slower. A layer's weight should have this many rows, and its output this many columns.
+// n rounded up to a size at which the GPU's GEMMs are fast: where N is not a multiple of 8 they are up to 8
+// times slower. A layer's weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return (n + 63) / 64 * 64; }

@@ -1,7 +1,8 @@
 /*
 Memory of the GPU trainer, in bytes, by part. train_fox.cu plans with the functions of weights, optimizer and
-overhead; the memory of its passes is the sum over its own tables of activations. gpu_pass_bytes estimates that
-for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_without_gpu.sh compares the two.
+overhead; the memory of its passes is the sum over its own tables of activations. gpu_pass_bytes estimates
+that for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_without_gpu.sh compares the
+two.
 */
 #pragma once
 
@@ -9,8 +10,8 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 #include "../run/command/options.h"
 #include "../sequence/split.h"
 
-// Elements of the flat buffers of weights and gradients. Padding follows the last tensor, lm_head: its GEMMs read and
-// write Vs >= V rows. Where it is tied to the embedding, the table has that padding.
+// Elements of the flat buffers of weights and gradients. Padding follows the last tensor, lm_head: its GEMMs
+// read and write Vs >= V rows. Where it is tied to the embedding, the table has that padding.
 static inline int64_t gpu_weights_count(const Config* c, const ParamTable* table) {
     if (c->tie_word_embeddings) return table->count;
     return table->count + (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
@@ -30,23 +31,23 @@ static inline int64_t gpu_shard_bytes(const Shard* shard) { return 3 * 4 * shard
 // Left free.
 #define GPU_SPARE_BYTES ((int64_t)256 << 20)
 
-// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s with a third of the 25 MiB of
-// partial sums of norms' gradients, and the inboxes for other GPUs' gradients.
+// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s with a third of the 25 MiB
+// of partial sums of norms' gradients, and the inboxes for other GPUs' gradients.
 static inline int64_t gpu_overhead_bytes(const Shard* shard) {
     if (shard->size == 1) return (int64_t)530 << 20;
     return ((int64_t)1452 << 20) + (shard->size - 1) * shard_largest_part(shard) * 4;
 }
 
 // Rows of logits, of row stride Vs, in memory at once: those of all tokens would be more than all else for a
-// large vocabulary. 544 MiB are 5,632 rows for V 50257: the gradient of lm_head's input, a GEMM whose K is Vs,
-// then has 132 tiles of 128 x 256 where d is 768, one for each SM of an H100, and 264 where it is 1536.
+// large vocabulary. 544 MiB are 5,632 rows for V 50257: the gradient of lm_head's input, a GEMM whose K is
+// Vs, then has 132 tiles of 128 x 256 where d is 768, one for each SM of an H100, and 264 where it is 1536.
 static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
     const int64_t fit = ((int64_t)272 << 20) / Vs / 128 * 128, most = fit > 128 ? fit : 128;
     return rows < most ? rows : most;
 }
 
-// Memory of one of `ranks` GPUs for the exchange of B shared sequences, T tokens of each its own: inboxes, and
-// rank-major copies of a layer's attention weights with their gradients (llmc/sequence/order.cuh).
+// Memory of one of `ranks` GPUs for the exchange of B shared sequences, T tokens of each its own: inboxes,
+// and rank-major copies of a layer's attention weights with their gradients (llmc/sequence/order.cuh).
 static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks) {
     if (ranks == 1) return 0;
@@ -59,8 +60,8 @@ static inline int64_t gpu_angles_bytes(const Config* c, int64_t T) {
     return c->use_rope ? T * config_head_size(c) * 4 : 0;
 }
 
-// What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the gradient
-// of that, o, delta, and the exchange's own memory.
+// What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the
+// gradient of that, o, delta, and the exchange's own memory.
 static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks, Recompute recompute) {
     if (ranks == 1) return 0;
@@ -82,8 +83,9 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
                   Vs = matmul_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    // Bytes a token in one layer: the block's input; q, k and v; outputs of norms, gates and SwiGLU; what else the
-    // backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it writes
+    // Bytes a token in one layer: the block's input; q, k and v; outputs of norms, gates and SwiGLU; what
+    // else the backward pass reads (proj, o, x_mid, gate_up; norms' statistics, lse and gates); what it
+    // writes
     const int64_t x = 2 * d, qkv = 2 * d + 4 * kd, outputs = 4 * d + 2 * I + gates_output * 2 * d;
     const int64_t inner = 2 * S + 4 * d + 4 * I + 12 * NH + 4 * KVH + 8 * gated * NH + 8;
     const int64_t norms = config_prunes(c) * 2 * NH; // of q and k, every 4 tokens

@@ -176,8 +176,8 @@ static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
                RATE_ASSUMED_MFU);
 }
 
-// Tokens that the training's time is planned for: what it reads without gradients, to measure the held-out loss, counts
-// as a part of them.
+// Tokens that the training's time is planned for: what it reads without gradients, to measure the held-out
+// loss, counts as a part of them.
 static inline double plan_measured_tokens(const Run* run) {
     const int64_t measures = run_measures_left(run, run->options.val_data != NULL, 0);
     const int64_t tokens = run->options.val_data ? run->options.val_tokens : 0;
@@ -267,8 +267,8 @@ static inline void plan_print(const GpuPlan* p) {
     run_print_plan(run);
 }
 
-// The line on device and implementation of a run that computes losses, after plan_fit. attention: by what kernels; NULL:
-// the model has none. gradients: what moves them between GPUs; NULL: nothing does.
+// The line on device and implementation of a run that computes losses, after plan_fit. attention: by what
+// kernels; NULL: the model has none. gradients: what moves them between GPUs; NULL: nothing does.
 static inline void plan_describe(char* text, size_t size, const GpuPlan* p, const char* attention,
                                  const char* gradients) {
     const Run* run = p->run;
@@ -348,8 +348,8 @@ static inline double plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPla
     return bytes;
 }
 
-// Fails where a training takes more memory than there is: the kernel would grant it, and kill the process once
-// it is touched.
+// Fails where a training takes more memory than there is: the kernel would grant it, and kill the process
+// once it is touched.
 static inline bool plan_fits_cpu(const CpuPlan* p, Error* err) {
     MemoryRow rows[PLAN_CPU_ROWS];
     const int ranks = p->run->world->local_size;

@@ -4,8 +4,8 @@ How a run of several ranks ends after an error: one rank prints one line, then e
     rank r -> 0   CLAIM   before die() prints            rank 0 gives GRANT to the first, DENY to all others
            -> 0   SAID    after it has printed           rank 0 then sends LEAVE to all: _exit(1)
 
-Between SAID and LEAVE rank 0 waits for the checkpoint in the making (being_written), to which all ranks that are
-left write on, as long as one of them comes further within `timeout` seconds.
+Between SAID and LEAVE rank 0 waits for the checkpoint in the making (being_written), to which all ranks that
+are left write on, as long as one of them comes further within `timeout` seconds.
 
 The watch thread (watch.h) receives these messages, between its heartbeats, on the WATCH connections. It
 claims for itself when it reports a rank that cannot speak any more. Neither MPI nor NCCL is called: they hang
@@ -76,8 +76,9 @@ static inline void watch_send(Watch* w, int r, WatchKind kind) {
     if (w->fds[r].fd >= 0) (void)send(w->fds[r].fd, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// After a rank has been silent for too long: mpirun waits for its host, for minutes or for ever. Leaves a process that
-// kills mpirun where it is still there 5 s later. clone, since the handlers of fork may wait for a thread that hangs.
+// After a rank has been silent for too long: mpirun waits for its host, for minutes or for ever. Leaves a
+// process that kills mpirun where it is still there 5 s later. clone, since the handlers of fork may wait for
+// a thread that hangs.
 static inline void watch_end_launcher(const Watch* w) {
     enum { PIDFD_SEND_SIGNAL = 424, PIDFD_OPEN = 434 }; // system calls that older headers do not name
     const int launcher = w->launcher > 1 ? (int)syscall(PIDFD_OPEN, w->launcher, 0) : -1;
@@ -108,8 +109,8 @@ __attribute__((noreturn)) static inline void watch_leave(Watch* w) {
     _exit(EXIT_FAILURE);
 }
 
-// After the message: ends the run, on rank 0 not before the checkpoint in the making is written. Then it returns, and
-// is called again.
+// After the message: ends the run, on rank 0 not before the checkpoint in the making is written. Then it
+// returns, and is called again.
 static inline void watch_end(Watch* w) {
     const double now = seconds_now();
     if (w->link->rank == 0 && !w->ending) w->wrote = now;
@@ -162,9 +163,9 @@ static inline bool watch_claim(Watch* w) {
     return mine;
 }
 
-// In die(), after the message: waits until the watch thread ends this process. It does so on rank 0's LEAVE, which
-// comes when the message is printed, by whichever rank, and the checkpoint in the making is written, and where rank 0
-// is lost or silent.
+// In die(), after the message: waits until the watch thread ends this process. It does so on rank 0's LEAVE,
+// which comes when the message is printed, by whichever rank, and the checkpoint in the making is written,
+// and where rank 0 is lost or silent.
 __attribute__((noreturn)) static inline void watch_said(Watch* w, bool printed) {
     (void)being_written(); // the thread that writes the checkpoint learns here that it does not any more
     pthread_mutex_lock(&w->lock);

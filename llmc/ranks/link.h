@@ -321,8 +321,8 @@ static inline bool link_greet(Link* link, int fd, int channel, double deadline) 
     return true;
 }
 
-// Connects a channel to rank 0: tries every address again and again until the deadline, each time with more patience: an
-// interface that leads nowhere is not to use up the time of those after it.
+// Connects a channel to rank 0: tries every address again and again until the deadline, each time with more
+// patience: an interface that leads nowhere is not to use up the time of those after it.
 static inline bool link_connect(Link* link, int channel, double timeout, Error* err) {
     double deadline = seconds_now() + timeout;
     const LinkAddress* a = &link->address;

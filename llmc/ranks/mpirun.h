@@ -1,12 +1,13 @@
 /*
-MPI_Init under mpirun, with a timeout. MPI_Init returns when all ranks have called it: it would wait for ever if one is
-another program or has ended. So a thread ends this process after the timeout, and names the missing ranks.
+MPI_Init under mpirun, with a timeout. MPI_Init returns when all ranks have called it: it would wait for ever
+if one is another program or has ended. So a thread ends this process after the timeout, and names the missing
+ranks.
 
-A rank shows the others of its host that it has come by a datagram socket in the abstract namespace, which needs no
-file and goes with the process.
+A rank shows the others of its host that it has come by a datagram socket in the abstract namespace, which
+needs no file and goes with the process.
 
-Signals wait until MPI is initialized: a rank that ends while it connects to Open MPI 4.1's mpirun leaves the others
-waiting in MPI_Init.
+Signals wait until MPI is initialized: a rank that ends while it connects to Open MPI 4.1's mpirun leaves the
+others waiting in MPI_Init.
 
 Called by world.h.
 */
@@ -106,7 +107,8 @@ static inline bool mpirun_init(const Mpirun* m, Error* err) {
     return true;
 }
 
-// Collective: initializes MPI and tells all ranks rank 0's address. Dies after `timeout` seconds without a rank.
+// Collective: initializes MPI and tells all ranks rank 0's address. Dies after `timeout` seconds without a
+// rank.
 static inline bool mpirun_connect(LinkAddress* address, int rank, int size, bool one_host, double timeout,
                                   Error* err) {
     Mpirun m = {.rank = rank, .size = size, .one_host = one_host, .timeout = timeout};

@@ -132,7 +132,8 @@ static inline bool start_slurm(Start* s, Error* err) {
                : fail(err, "neither SLURM_STEP_NODELIST nor SLURM_LAUNCH_NODE_IPADDR is set");
 }
 
-// Reads the variables that Open MPI's mpirun sets. Fails in a build without MPI: every process would train alone.
+// Reads the variables that Open MPI's mpirun sets. Fails in a build without MPI: every process would train
+// alone.
 static inline bool start_mpirun(Start* s, Error* err) {
     int rank = 0;
     if (!start_number("OMPI_COMM_WORLD_SIZE", 1, INT32_MAX, &s->size, err) ||

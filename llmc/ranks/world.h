@@ -224,8 +224,8 @@ static inline void world_add(void* x, const void* y, size_t n, size_t element_by
         for (size_t i = 0; i < n; i++) ((double*)x)[i] += ((const double*)y)[i];
 }
 
-// Collective: replaces each of x[n], floats or doubles, by its sum over all ranks, added on rank 0 in the order
-// of ranks: the same bits on all ranks, each time.
+// Collective: replaces each of x[n], floats or doubles, by its sum over all ranks, added on rank 0 in the
+// order of ranks: the same bits on all ranks, each time.
 static inline void world_sum_reals(World* w, void* x, size_t n, size_t element_bytes) {
     const size_t bytes = n * element_bytes;
     int lost = -1;

@@ -24,8 +24,8 @@ static inline bool init_has_model(const char* folder) {
 }
 
 // --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes
-// its place in the options, as a text in `path`. One without a model is passed over with a warning, on the rank
-// that `tells`, as --resume does.
+// its place in the options, as a text in `path`. One without a model is passed over with a warning, on the
+// rank that `tells`, as --resume does.
 static inline void init_find(Options* o, char path[PATH_LENGTH], bool tells) {
     Error ignored; // config_read reports a folder that cannot be read
     int64_t* steps;
@@ -121,8 +121,8 @@ static inline void model_complete(Config* c, const Options* o, const Config* res
     if (c->eos_token_id < 0) c->eos_token_id = resumed ? resumed->eos_token_id : end;
 }
 
-// The length of sequences that the model in a folder was trained on: trainer.json's, or max_position_embeddings of a
-// folder of another origin; 0: unknown.
+// The length of sequences that the model in a folder was trained on: trainer.json's, or
+// max_position_embeddings of a folder of another origin; 0: unknown.
 static inline int64_t model_trained_length(const char* folder) {
     static const char* const files[] = {"trainer.json", "config.json"};
     int64_t length = 0;
@@ -140,8 +140,8 @@ static inline int64_t model_trained_length(const char* folder) {
     return length;
 }
 
-// Completes --set rope_scaling. known: as model_choose's; it has ntk's rope_base already, unless --set gives the plain
-// one.
+// Completes --set rope_scaling. known: as model_choose's; it has ntk's rope_base already, unless --set gives
+// the plain one.
 static inline void model_complete_rope(Config* c, const Options* o, const Config* known,
                                        const Recipe* recipe) {
     RopeScaling* r = &c->rope_scaling;

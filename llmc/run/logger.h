@@ -216,8 +216,8 @@ static inline bool logger_has(const Logger* l, const char* event, int64_t step) 
 // ----------------------------------------------------------------------------
 // events
 
-// The largest share of attention's blocks that one of the ranks has which share sequences: 1 / sequence_ranks where
-// pruning leaves all of them the same work. 0: sequences are not shared, or blocks not counted.
+// The largest share of attention's blocks that one of the ranks has which share sequences: 1 / sequence_ranks
+// where pruning leaves all of them the same work. 0: sequences are not shared, or blocks not counted.
 static inline double logger_attention_share(const LogStep* s) {
     double largest = 0;
     for (int first = 0; s->sequence_ranks > 1 && first + s->sequence_ranks <= s->ranks;

@@ -3,8 +3,8 @@ The data of a plan: whether --data can be used, how much there is, and what pack
 sequences. Data that is not there yet is no error.
 
 From a large data set it reads as many sequences as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
-checksums: at most 4,096 reads, of at most 64 MiB in all. Called by main.h for --dry-run; report.h prints it, and
-run.h takes attention over other documents off the model's FLOPs.
+checksums: at most 4,096 reads, of at most 64 MiB in all. Called by main.h for --dry-run; report.h prints it,
+and run.h takes attention over other documents off the model's FLOPs.
 */
 #pragma once
 
@@ -32,8 +32,8 @@ static inline DataOptions data_options(const Config* c, int64_t seq_len) {
     return options;
 }
 
-// Counts the documents of m of the n sequences: all, or those in the middle of m equal parts; of a mixture, whose parts
-// may alternate, one drawn from each of them.
+// Counts the documents of m of the n sequences: all, or those in the middle of m equal parts; of a mixture,
+// whose parts may alternate, one drawn from each of them.
 static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Error* err) {
     bool ok = true;
     const DataOptions* o = &data->loader.options;

@@ -85,8 +85,8 @@ static inline double recipe_part_epochs(const Options* o, const MixturePart* par
     return mixture_epochs(part, (double)o->max_tokens / (double)o->seq_len);
 }
 
-// What of the data differs: sequences of each document, of which the paper's recipes read the first alone, and
-// epochs.
+// What of the data differs: sequences of each document, of which the paper's recipes read the first alone,
+// and epochs.
 static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {
     char text[32];
     const int64_t columns = data->set.doc_len / o->seq_len; // 0: a stream

@@ -39,8 +39,8 @@ static inline void run_check_cooldown(const Run* run) {
              (long long)(o->max_tokens - run->state.tokens));
 }
 
-// Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again: at once, or after
-// it has fallen into a longer warm-up.
+// Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again: at once, or
+// after it has fallen into a longer warm-up.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
@@ -150,8 +150,8 @@ static inline void run_print_layers(const Config* c) {
     }
 }
 
-// Prints the rest of a plan: checkpoints, parameter counts, steps, recipe and data, and with --dry-run config the keys
-// of config.json.
+// Prints the rest of a plan: checkpoints, parameter counts, steps, recipe and data, and with --dry-run config
+// the keys of config.json.
 static inline void run_print_plan(const Run* run) {
     const Options* o = &run->options;
     char text[32];
@@ -241,8 +241,8 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 
-// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's. recipe, and what of it is changed: NULL:
-// none. data: of which it says how often the training reads it, and each part of a mixture.
+// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's. recipe, and what of it is
+// changed: NULL: none. data: of which it says how often the training reads it, and each part of a mixture.
 static inline void run_log(const Run* run, Logger* l, const char* built_with, const char* recipe,
                            const DataLoader* data) {
     char host[256] = "", started[32];

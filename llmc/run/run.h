@@ -11,8 +11,8 @@ of them:
                   checked options,                                    mode_check_completed (command/mode.h),
                   batches, steps                                      run_plan
 
-With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
-need not see its folder.
+With several ranks, rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it:
+they need not see its folder.
 
 Called by main.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
 nothing of the damaged one remains. These are the outermost layers of a program: most functions die() on
@@ -178,8 +178,8 @@ static inline void resume_check_data_order(const Run* run) {
     if (!recipe_check_resumed(o, before, resume_name(run), &err)) die("%s", err.msg);
 }
 
-// Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the checkpoint, but the
-// rope_base that it made of that of --init.
+// Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the
+// checkpoint, but the rope_base that it made of that of --init.
 static inline void resume_check_ntk(const Run* run, const Options* o) {
     const Options* before = &run->before;
     for (int i = 0; i < o->set.count; i++) {
@@ -301,8 +301,8 @@ static inline int64_t run_rank_batches(const Run* run) {
     return (run->micro_batches + run_groups(run) - 1) / run_groups(run);
 }
 
-// Chooses the micro-batch, a divisor of the step's sequences S and at most `most`, that minimizes the sequences
-// of the busiest group of ranks; on a tie, the largest.
+// Chooses the micro-batch, a divisor of the step's sequences S and at most `most`, that minimizes the
+// sequences of the busiest group of ranks; on a tie, the largest.
 static inline int64_t run_choose_micro_batch(int64_t S, int64_t most, int64_t groups) {
     int64_t best = 1, best_load = S;
     for (int64_t B = 1; B <= most && B * groups <= S; B++) {
@@ -394,8 +394,8 @@ static inline int64_t run_document_length(const Run* run) {
     return length;
 }
 
-// Completes the options of --eval with another default than in training, from the data and from the trainer.json in
-// --init. A folder without one leaves the length to the nearest preset's recipe.
+// Completes the options of --eval with another default than in training, from the data and from the
+// trainer.json in --init. A folder without one leaves the length to the nearest preset's recipe.
 static inline void run_complete_eval(Run* run) {
     enum { LONG = 65536 }; // the paper's length
     Error err;
@@ -434,8 +434,9 @@ static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_si
 // Suggested tokens of a micro-batch on a GPU
 enum { RUN_GPU_TOKENS = 16384 };
 
-// Sets options, config and recipe: those of the checkpoint in `folder` of index `candidate`, the newest one being 0; if
-// there is none those of --resume-from, or of the command line. Fails if the checkpoint is damaged.
+// Sets options, config and recipe: those of the checkpoint in `folder` of index `candidate`, the newest one
+// being 0; if there is none those of --resume-from, or of the command line. Fails if the checkpoint is
+// damaged.
 static inline bool run_find_start(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
                                   Recipe* recipe, Error* err) {
     if (candidate >= folder->count && !line->options.resume_from) {
@@ -479,9 +480,9 @@ static inline void run_plan(Run* run, int64_t suggested_tokens) {
     run_plan_steps(run);
 }
 
-// Makes the run of a command line, as run_find_start says from where. suggested_tokens: size of a micro-batch that
-// suits the trainer. Returns false, with *err, if the checkpoint is damaged; other errors end the program with a
-// message. Free with run_free, also on error.
+// Makes the run of a command line, as run_find_start says from where. suggested_tokens: size of a micro-batch
+// that suits the trainer. Returns false, with *err, if the checkpoint is damaged; other errors end the
+// program with a message. Free with run_free, also on error.
 static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
                                  int candidate, int64_t suggested_tokens, Error* err) {
     Recipe recipe;
@@ -513,8 +514,8 @@ static inline void run_free(Run* run) {
 // ----------------------------------------------------------------------------
 // what follows from a run
 
-// Measures of held-out loss from behind `step` on: as many as there are of the more frequent kind, which the other
-// mostly falls together with.
+// Measures of held-out loss from behind `step` on: as many as there are of the more frequent kind, which the
+// other mostly falls together with.
 static inline int64_t run_measures_left(const Run* run, bool validates, int64_t step) {
     const Options* o = &run->options;
     const int64_t validations = validates ? option_times(o->val_every, step, run->num_steps) : 0;

@@ -16,8 +16,8 @@ static inline DataShare run_share(const Run* run, int64_t micro_batches) {
     return data_share(micro_batches, run->micro_batch, run->world->rank / N, run->world->size / N);
 }
 
-// Warns of data that was encoded for another model: its vocabulary does not have the model's end of text, or, where
-// that is the data's own (model_complete), much less than the model's.
+// Warns of data that was encoded for another model: its vocabulary does not have the model's end of text, or,
+// where that is the data's own (model_complete), much less than the model's.
 static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
     enum { PADDING = 128 }; // rows that are added for the sake of GEMMs
     const int64_t V = data->set.shards[0].header.vocab_size, end = config_end_of_text(&run->config);
@@ -30,8 +30,8 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
          glob, counted(V, "token").text, (long long)run->config.vocab_size, (long long)end, (long long)V);
 }
 
-// Dies where the data was encoded with another tokenizer than that of the weights which the run starts from, as
-// far as both are known. Rank 0 alone reads the folder.
+// Dies where the data was encoded with another tokenizer than that of the weights which the run starts from,
+// as far as both are known. Rank 0 alone reads the folder.
 static inline void run_check_tokenizer(const Run* run, const DataLoader* data, const char* glob) {
     const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
     char path[PATH_LENGTH];
@@ -42,8 +42,8 @@ static inline void run_check_tokenizer(const Run* run, const DataLoader* data, c
             glob, path);
 }
 
-// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`. They are read in
-// order.
+// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`. They are
+// read in order.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches) {
     Error err;
     const Options* o = &run->options;

@@ -85,8 +85,8 @@ typedef struct {
     int steps_in_flight;      // 0 or 1
     int (*threads)(void);     // that a rank computes with; NULL: a rank is a GPU
 
-    // Both die where the trainer does not support the run. print_plan calls run_print_memory and run_print_plan. open
-    // fills run->device, peak_flops and planned_seconds.
+    // Both die where the trainer does not support the run. print_plan calls run_print_memory and
+    // run_print_plan. open fills run->device, peak_flops and planned_seconds.
     void (*print_plan)(const Run* run);
     Model* (*open)(Run* run);
     void (*close)(Model* model);
@@ -131,7 +131,8 @@ typedef struct {
     // numbers, float or double; logits may be NULL. Targets that do not count are part of the mean, with 0.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
-    // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer with attention, in order.
+    // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer with attention,
+    // in order.
     void (*visit_heads)(Model* model, const int32_t* tokens, HeadVisitor visit, void* context);
 
     // --bench: mark notes the time when all work so far has ended; elapsed waits for mark `to` and returns

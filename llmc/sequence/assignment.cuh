@@ -1,8 +1,9 @@
 /*
-Assignment of heads to ranks, where ranks share sequences and train a model that prunes. Gates of unequal reach leave
-heads unequal work, and the rank with the most work makes the others wait. So a table has a row for each layer, which
-the end of each step computes from the blocks of attention that the step's passes kept (sequence_assign_heads,
-llmc/sequence/split.h). Every rank has the weights of all heads: a new table moves no weights.
+Assignment of heads to ranks, where ranks share sequences and train a model that prunes. Gates of unequal
+reach leave heads unequal work, and the rank with the most work makes the others wait. So a table has a row
+for each layer, which the end of each step computes from the blocks of attention that the step's passes kept
+(sequence_assign_heads, llmc/sequence/split.h). Every rank has the weights of all heads: a new table moves no
+weights.
 
     assignment  int [L, N, KVH/N]  heads of each rank (split.h); at first those of sequence_head
     kept        [L, NH/N]          blocks kept of the rank's own query heads, as PruningCount counts them
@@ -23,8 +24,8 @@ Invariants, each with the line that keeps it:
 Without assignment_open, and in a model that does not prune, RankHeads.assignment is NULL: the heads are
 sequence_head's.
 
-Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, at both
-ends of a step. An error of CUDA ends the program.
+Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, at
+both ends of a step. An error of CUDA ends the program.
 */
 #pragma once
 
@@ -68,7 +69,8 @@ static inline void assignment_begin_step(const Layer* layer) {
                                layer->stream));
 }
 
-// Thread (l, rank, i) writes all_kept of a rank's i-th head: the sum of `kept` if the rank is this one, else 0.
+// Thread (l, rank, i) writes all_kept of a rank's i-th head: the sum of `kept` if the rank is this one, else
+// 0.
 __global__ static void __launch_bounds__(256) assignment_collect_kernel(const __grid_constant__ RankHeads h) {
     const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = h.o.heads, KVH = heads * h.group.size;
     if (n >= h.layers * KVH) return;
@@ -95,8 +97,8 @@ static inline void assign_heads(const RankHeads* h, cudaStream_t main) {
     CUDA_LAUNCH(assignment_kernel, h->layers, 1, main, *h);
 }
 
-// Called at the end of a step: exchange_sums of the stats and of the PruningCounts of L layers (NULL: none), with the
-// sum of all_kept in the same NCCL group; then computes the next table.
+// Called at the end of a step: exchange_sums of the stats and of the PruningCounts of L layers (NULL: none),
+// with the sum of all_kept in the same NCCL group; then computes the next table.
 static inline void assignment_sums(const RankHeads* h, Exchange* e, StepStats* stats, PruningCount* counts,
                                    int64_t L, cudaStream_t main) {
     unsigned long long* counters = (unsigned long long*)counts;

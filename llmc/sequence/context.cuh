@@ -1,17 +1,17 @@
 /*
-State of the mixer of shared sequences (mixer.cuh) besides activations: the heads of this rank with copies of their
-weights, and the connection to the other ranks of its group.
+State of the mixer of shared sequences (mixer.cuh) besides activations: the heads of this rank with copies of
+their weights, and the connection to the other ranks of its group.
 
-A model has one SequenceMixer for all layers, Layer.mixer_context. If sequences are not shared it is all zero, or its
-group has size 1.
+A model has one SequenceMixer for all layers, Layer.mixer_context. If sequences are not shared it is all zero,
+or its group has size 1.
 
     sequence_new    sizes alone, no device memory: for the plan
     sequence_open   collective: allocates memory and streams, connects the ranks
     sequence_share  collective: maps the tensors that the other ranks write to
     sequence_close  collective: frees all
 
-Called by the other files of this room and by the GPU trainer. An error of CUDA, and GPUs that do not reach one another,
-end the program with a message.
+Called by the other files of this room and by the GPU trainer. An error of CUDA, and GPUs that do not reach
+one another, end the program with a message.
 */
 #pragma once
 
@@ -99,8 +99,9 @@ static inline void sequence_allocate(SequenceMixer* s) {
     h->dbias = (float*)device_zeros(queries * sizeof(float));
 }
 
-// Collective: connects the ranks that share sequences; `all` is open already. A pass has at most B sequences, and
-// `tokens` tokens of each are the rank's own. Ends the program if the GPUs of a group do not reach one another.
+// Collective: connects the ranks that share sequences; `all` is open already. A pass has at most B sequences,
+// and `tokens` tokens of each are the rank's own. Ends the program if the GPUs of a group do not reach one
+// another.
 static inline void sequence_open(SequenceMixer* s, World* world, int64_t B, int64_t tokens,
                                  const Exchange* all) {
     const int ranks = sequence_ranks(s);
@@ -115,8 +116,8 @@ static inline void sequence_open(SequenceMixer* s, World* world, int64_t B, int6
             ranks);
 }
 
-// Collective: lets the other ranks write to these tensors of the mixer, in all layers. tensors: those of layer 0; NULL:
-// the pass has no such tensor.
+// Collective: lets the other ranks write to these tensors of the mixer, in all layers. tensors: those of
+// layer 0; NULL: the pass has no such tensor.
 static inline void sequence_share(const Layer* layer, std::initializer_list<const void*> tensors) {
     SequenceExchange* e = &sequence_of(layer)->exchange;
     if (!e->world) return;

@@ -7,16 +7,16 @@ Copies between rows of all heads and rows of one rank's heads, where ranks share
     heads_split       blocks from whole rows; padding columns become 0
     heads_join        whole rows from blocks; other columns stay as they are
 
-A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block. Called
-by sequence.cuh, for gate logits alone: copy engines move all else. An error of CUDA ends the program.
+A call copies one block a rank, and may write to that rank's GPU. A thread copies eight columns of a block.
+Called by sequence.cuh, for gate logits alone: copy engines move all else. An error of CUDA ends the program.
 */
 #pragma once
 
 #include "../layers/layer.cuh"
 #include "split.h"
 
-// For each rank a block of heads, and whole rows of the same tokens. Sequences are block_stride elements apart in
-// blocks, Tn rows in whole rows.
+// For each rank a block of heads, and whole rows of the same tokens. Sequences are block_stride elements
+// apart in blocks, Tn rows in whole rows.
 typedef struct {
     struct {
         bf16 *block, *whole;

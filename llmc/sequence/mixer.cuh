@@ -1,6 +1,6 @@
 /*
-The attention mixer of sequences that N ranks share (--sequence-ranks N). It computes what train_fox.cu's attention
-does, in three parts with the exchange (sequence.cuh) between them:
+The attention mixer of sequences that N ranks share (--sequence-ranks N). It computes what train_fox.cu's
+attention does, in three parts with the exchange (sequence.cuh) between them:
 
     tokens      T/N tokens of the rank, all NH heads    in_proj; output norm, output gate, o_proj
     heads       all T tokens, NH/N heads of the rank    shift, QK norm, RoPE, gate, attention, by the trainer's own
@@ -9,9 +9,9 @@ does, in three parts with the exchange (sequence.cuh) between them:
     forward     in_proj -> exchange -> heads -> exchange -> output norm, gate, o_proj
     backward    the same from right to left, with the gradients of o and proj
 
-Weights of the tokens' parts are rank-major copies, weights of the heads' part copies of the rank's heads (order.cuh).
-Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms' gradients are on the main stream,
-where order_gradients reads them.
+Weights of the tokens' parts are rank-major copies, weights of the heads' part copies of the rank's heads
+(order.cuh). Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms' gradients
+are on the main stream, where order_gradients reads them.
 
 Called through the Mixer that the trainer builds from these functions. An error of CUDA ends the program.
 */

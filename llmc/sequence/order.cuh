@@ -1,6 +1,7 @@
 /*
-Rank-major copies of attention's weights, where ranks share sequences (split.h): first the heads of rank 0, then those
-of rank 1, ... Only this file reads which heads a rank has (assignment.cuh); the kernels of a pass see rank-major heads.
+Rank-major copies of attention's weights, where ranks share sequences (split.h): first the heads of rank 0,
+then those of rank 1, ... Only this file reads which heads a rank has (assignment.cuh); the kernels of a pass
+see rank-major heads.
 
     ordered       copies of the weights of all heads, for the parts that compute token by token, and their gradients
       in_proj     rows of the fused projection: q, k, v of rank 0, of rank 1, ...; then the output gate's and the other
@@ -8,11 +9,12 @@ of rank 1, ... Only this file reads which heads a rank has (assignment.cuh); the
       o_proj      rank-major columns; likewise the output norm's weights
     own heads     copies of the weights of the rank's heads, QK norm's and the gate's bias, and their gradients
 
-So the columns of proj and o that a rank sends to another are contiguous within a row, and copy engines need no packing.
-All layers share these buffers: every pass of a layer first copies its weights, on the main stream, and gradients are
-added to the model's behind the kernels that compute them.
+So the columns of proj and o that a rank sends to another are contiguous within a row, and copy engines need
+no packing. All layers share these buffers: every pass of a layer first copies its weights, on the main
+stream, and gradients are added to the model's behind the kernels that compute them.
 
-Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer. An error of CUDA ends the program.
+Called by sequence.cuh, mixer.cuh and, before passes in FP8, by the GPU trainer. An error of CUDA ends the
+program.
 */
 #pragma once
 
@@ -101,8 +103,8 @@ static inline OrderedTensor ordered_tensor(const Layer* layer, int which) {
 // ----------------------------------------------------------------------------
 // weights of the rank's own heads
 
-// The model's QK norm weights for q [NH, dh] and k [KVH, dh], and gate bias [NH]; NULL: the model has none, or heads
-// share it.
+// The model's QK norm weights for q [NH, dh] and k [KVH, dh], and gate bias [NH]; NULL: the model has none,
+// or heads share it.
 struct HeadWeights {
     const bf16* norms[2];
     const float* bias;
@@ -221,7 +223,8 @@ static inline Linear ordered_linear(const Layer* layer, Ordered which) {
     return linear;
 }
 
-// Adds the output norm's and the own heads' gradients to the model's, behind the other kernels of the backward pass.
+// Adds the output norm's and the own heads' gradients to the model's, behind the other kernels of the
+// backward pass.
 static inline void order_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const HeadWeights own = head_weights_of(layer);

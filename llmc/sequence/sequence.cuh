@@ -1,6 +1,6 @@
 /*
-Exchange between GPUs that share sequences (split.h, --sequence-ranks N): outside attention a rank has T/N tokens with
-all heads, within attention NH/N heads with all tokens.
+Exchange between GPUs that share sequences (split.h, --sequence-ranks N): outside attention a rank has T/N
+tokens with all heads, within attention NH/N heads with all tokens.
 
     forward     in_proj ----> proj  --in_proj_to_heads->  head_proj   shift, QK norm, RoPE, gate, attention
                 o_proj  <---- o     <--o_to_tokens------  head_o
@@ -13,10 +13,12 @@ all heads, within attention NH/N heads with all tokens.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Nothing is packed: rows are rank-major, as the weights are (order.cuh), and copy engines write a rank's columns into the
-tensors of the others, where they are read (peers_share). Only gate logits, one column a head, are stored by a kernel.
+Nothing is packed: rows are rank-major, as the weights are (order.cuh), and copy engines write a rank's
+columns into the tensors of the others, where they are read (peers_share). Only gate logits, one column a
+head, are stored by a kernel.
 
-q, k, v, o and dproj are exchanged chunk by chunk (SequenceChunk) on two streams, so that copies overlap computation:
+q, k, v, o and dproj are exchanged chunk by chunk (SequenceChunk) on two streams, so that copies overlap
+computation:
 
     q, k, v     the GEMMs of the next chunk for other ranks' heads, then those of the gates and of the rank's own heads
     o           output gate and o_proj of the chunk before
@@ -29,8 +31,8 @@ q, k, v, o and dproj are exchanged chunk by chunk (SequenceChunk) on two streams
 
 Passes are not captured as CUDA graphs: messages are numbered, and a graph would repeat the numbers.
 
-Called by mixer.cuh, and for tokens and losses by the GPU trainer. An error of CUDA ends the program; the watch
-(llmc/ranks/watch.h) ends a wait for a message that never comes.
+Called by mixer.cuh, and for tokens and losses by the GPU trainer. An error of CUDA ends the program; the
+watch (llmc/ranks/watch.h) ends a wait for a message that never comes.
 */
 #pragma once
 
@@ -56,9 +58,9 @@ static inline void sequence_follow(const Layer* layer) {
     CUDA_CHECK(cudaStreamWaitEvent(sequence_in(layer), ready, 0));
 }
 
-// Begins an exchange: the exchange's streams wait for the main stream, and until the tensors that are filled are free
-// on all ranks. A rank says so at the end of the exchange before (peers_read in sequence_end); when that one began, its
-// main stream was past their last use:
+// Begins an exchange: the exchange's streams wait for the main stream, and until the tensors that are filled
+// are free on all ranks. A rank says so at the end of the exchange before (peers_read in sequence_end); when
+// that one began, its main stream was past their last use:
 //
 //     exchange     fills                last used
 //     q, k, v      head_proj            by attention, before the exchange of o (or of dproj, the pass before)
@@ -71,9 +73,10 @@ static inline void sequence_begin(const Layer* layer) {
     peers_await_readers(&sequence_of(layer)->exchange.peers, sequence_out(layer));
 }
 
-// Ends an exchange, or one chunk of it: the main stream waits for it, and may then overwrite what was sent and read
-// what was received. When an exchange is awaited in chunks, only the first wait is timed: later chunks arrive while the
-// one before is in use, and the clock's two kernels would take as long as most of these waits.
+// Ends an exchange, or one chunk of it: the main stream waits for it, and may then overwrite what was sent
+// and read what was received. When an exchange is awaited in chunks, only the first wait is timed: later
+// chunks arrive while the one before is in use, and the clock's two kernels would take as long as most of
+// these waits.
 static inline void sequence_end(const Layer* layer, bool first, RangePass pass) {
     SequenceExchange* e = &sequence_of(layer)->exchange;
     const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
@@ -91,7 +94,8 @@ static inline void sequence_end(const Layer* layer, bool first, RangePass pass) 
 }
 
 // ----------------------------------------------------------------------------
-// copies of a chunk of tokens between heads [B, T, stride], a rank's heads, and x [B, T/N, x_stride], all heads
+// copies of a chunk of tokens between heads [B, T, stride], a rank's heads, and x [B, T/N, x_stride], all
+// heads
 
 // Columns that are copied: `width` a rank, the first ones in a row of `heads`; in a row of x, rank-major
 typedef struct {
@@ -112,8 +116,8 @@ template <class T> static inline T* chunk_rows(T* x, SequenceChunk chunk, int64_
     return x ? x + chunk.first * width : NULL;
 }
 
-// Queues copies of this rank's tokens: the columns of each other rank's heads, from x to that rank's `heads`; with
-// `own` also those of its own heads.
+// Queues copies of this rank's tokens: the columns of each other rank's heads, from x to that rank's `heads`;
+// with `own` also those of its own heads.
 static inline void copy_to_heads(const Layer* layer, const HeadCopies* c, bf16* heads, const bf16* x,
                                  SequenceChunk chunk, bool own, RangePass pass) {
     Range range("exchange of sequences", pass, sequence_out(layer));
@@ -178,8 +182,8 @@ static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t
 // ----------------------------------------------------------------------------
 // the exchanges of a pass, and the GEMMs that overlap them
 
-// Computes proj = in_proj(in), and fills head_proj from all ranks. q, k and v of the rank's own heads go to head_proj
-// alone.
+// Computes proj = in_proj(in), and fills head_proj from all ranks. q, k and v of the rank's own heads go to
+// head_proj alone.
 static inline void in_proj_to_heads(const Layer* layer, bf16* head_proj, bf16* proj, const bf16* in,
                                     const Linear* in_proj) {
     const SequenceGroup* g = &rank_heads(layer)->group;
@@ -222,7 +226,8 @@ static inline bf16* o_to_tokens(const Layer* layer, bf16* o, const bf16* head_o,
     return chunk_rows(o, chunk, copies.x_stride);
 }
 
-// Fills head_o with the gradient of o from dout, and head_delta [B, NH/N, T] from delta [B, NH, T/N], of all ranks.
+// Fills head_o with the gradient of o from dout, and head_delta [B, NH/N, T] from delta [B, NH, T/N], of all
+// ranks.
 static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_delta, const bf16* dout,
                                  const float* delta) {
     const HeadCopies copies = copies_of_o(layer);
@@ -240,8 +245,8 @@ static inline void dout_to_heads(const Layer* layer, bf16* head_o, float* head_d
     sequence_end(layer, true, RANGE_BACKWARD);
 }
 
-// Fills dproj's columns of heads from all ranks' head_dproj, converts those of q, k and v to FP8, zeroes dproj's
-// padding, and computes din, the gradient of in_proj's input.
+// Fills dproj's columns of heads from all ranks' head_dproj, converts those of q, k and v to FP8, zeroes
+// dproj's padding, and computes din, the gradient of in_proj's input.
 static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* head_dproj,
                                     const Linear* in_proj) {
     const int64_t columns = layer_proj(layer).rows, stride = in_proj->out_stride, rows = layer->B * layer->T;

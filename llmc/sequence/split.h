@@ -4,20 +4,22 @@ How N ranks split a sequence (--sequence-ranks N). Rank n of a group has
     token by token    tokens n T/N .. (n+1) T/N - 1 of each sequence: embedding, norms, projections, MLP, loss
     attention         NH/N heads over all T tokens: shift, QK norm, RoPE, gate, scores
 
-Heads move as key heads, each with the NH / KVH query heads that read it: "head" below is a key head with these, one
-query head where every query head has keys of its own. By default a rank's heads are n, n + N, n + 2N, ...: neighbours
-in index, whose gates often forget alike, are on different ranks. In training each layer may have a table that assigns
-heads by the work that pruning left them in the step before (sequence_assign_heads, assignment.cuh).
+Heads move as key heads, each with the NH / KVH query heads that read it: "head" below is a key head with
+these, one query head where every query head has keys of its own. By default a rank's heads are n, n + N, n +
+2N, ...: neighbours in index, whose gates often forget alike, are on different ranks. In training each layer
+may have a table that assigns heads by the work that pruning left them in the step before
+(sequence_assign_heads, assignment.cuh).
 
-Between the two parts are exchanges: a rank sends each other rank of its group the columns of the other's heads for its
-own tokens, or the columns of its own heads for the other's tokens. HeadColumns describes such rows:
+Between the two parts are exchanges: a rank sends each other rank of its group the columns of the other's
+heads for its own tokens, or the columns of its own heads for the other's tokens. HeadColumns describes such
+rows:
 
     row of proj, NH = 4                | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     its columns for heads 1 and 3      | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
     rank-major row of proj (order.cuh) | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
 
-q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is computed, or the
-one before is used.
+q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is
+computed, or the one before is used.
 
 Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h). Nothing here
 fails, but by assertion.
@@ -44,10 +46,11 @@ SEQUENCE_FUNCTION int64_t sequence_assigned_head(const int* assignment, int rank
     return assignment ? assignment[rank * heads + i] : sequence_head(rank, ranks, i);
 }
 
-// Assigns a layer's heads for the next step by their work in this one, work [ranks * heads]. Heads with most work come
-// first; each goes to the rank with the least sum so far that has fewer than `heads` heads. Ties go to the lowest head
-// and rank, so that all ranks compute the same row. A rank's heads are in rising order. If no head has work the row
-// stays. One thread reads `work` (ranks heads)^2 times: meant for up to some hundred heads.
+// Assigns a layer's heads for the next step by their work in this one, work [ranks * heads]. Heads with most
+// work come first; each goes to the rank with the least sum so far that has fewer than `heads` heads. Ties go
+// to the lowest head and rank, so that all ranks compute the same row. A rank's heads are in rising order. If
+// no head has work the row stays. One thread reads `work` (ranks heads)^2 times: meant for up to some hundred
+// heads.
 SEQUENCE_FUNCTION void sequence_assign_heads(int* assignment, const unsigned long long* work, int ranks,
                                              int heads) {
     unsigned long long sums[SEQUENCE_MAX_RANKS] = {0};
@@ -80,8 +83,8 @@ typedef struct {
     int64_t first, tokens; // of each sequence of the rank
 } SequenceChunk;
 
-// Number of chunks of an exchange of `tokens` tokens of each of B sequences; 1 for B > 1, whose chunks would not be
-// contiguous.
+// Number of chunks of an exchange of `tokens` tokens of each of B sequences; 1 for B > 1, whose chunks would
+// not be contiguous.
 static inline int sequence_chunks(int64_t B, int64_t tokens) {
     const int64_t chunks = tokens / SEQUENCE_CHUNK_TOKENS;
     if (B > 1 || chunks < 1) return 1;
@@ -101,8 +104,8 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
 
 enum { HEAD_COLUMNS_PARTS = 6, HEAD_COLUMNS_ALIGN = 8 };
 
-// A part is a tensor's columns, `width` a head: they begin at `column` in a row of all heads, at `local` in a row of a
-// rank's heads.
+// A part is a tensor's columns, `width` a head: they begin at `column` in a row of all heads, at `local` in a
+// row of a rank's heads.
 typedef struct {
     int ranks, heads; // N; heads of a rank
     int queries;      // NH / KVH, query heads of a head
@@ -166,8 +169,8 @@ static inline HeadColumns head_columns_narrow(const HeadColumns* all) {
     return h;
 }
 
-// Column, in a row of all heads, of column `local` of rank `rank`'s row; -1: padding. assignment: the layer's row of
-// the table, or NULL.
+// Column, in a row of all heads, of column `local` of rank `rank`'s row; -1: padding. assignment: the layer's
+// row of the table, or NULL.
 SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* assignment, int rank, int local) {
     for (int p = h->parts - 1; p >= 0 && local < h->columns; p--) {
         const int width = h->part[p].width, at = local - h->part[p].local;
@@ -180,14 +183,16 @@ SEQUENCE_FUNCTION int head_columns_whole(const HeadColumns* h, const int* assign
     return -1;
 }
 
-// Column, in a rank's row, of the tensor that begins at `column` in a row of all heads; -1: it is none of the parts.
+// Column, in a rank's row, of the tensor that begins at `column` in a row of all heads; -1: it is none of the
+// parts.
 static inline int64_t head_columns_local(const HeadColumns* h, int64_t column) {
     for (int p = 0; p < h->parts; p++)
         if (h->part[p].column == column) return h->part[p].local;
     return -1;
 }
 
-// Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B sequences.
+// Size of the largest message that needs a staging buffer: the losses of a rank's `tokens` of each of B
+// sequences.
 static inline int64_t sequence_message_bytes(int64_t B, int64_t tokens) {
     return (4 * B * tokens + 255) / 256 * 256;
 }

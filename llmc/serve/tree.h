@@ -1,8 +1,8 @@
 /*
 Sequences, and the tree in which they share the reading of a common beginning.
 
-Sequences that are added together are sorted and form a tree; a node is a run of tokens that its members, some of
-the sequences, have in common.
+Sequences that are added together are sorted and form a tree; a node is a run of tokens that its members, some
+of the sequences, have in common.
 
     <eot> Question: ...  Answer:     node of 4 sequences
           |- yes, of course          its slot goes on as the last of them, the others fork it

@@ -336,8 +336,8 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
     pthread_mutex_unlock(&loader->lock);
 }
 
-// Splits the T + 1 tokens of a row with a mask into T inputs and T targets. Returns the number of targets that do
-// not count.
+// Splits the T + 1 tokens of a row with a mask into T inputs and T targets. Returns the number of targets
+// that do not count.
 static inline int64_t dataloader_unmask(int32_t* inputs, int32_t* targets, const int32_t* row, int64_t T) {
     int64_t uncounted = 0;
     for (int64_t t = 0; t < T; t++) {

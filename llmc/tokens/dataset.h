@@ -1,7 +1,7 @@
 /*
-The dataset of a data loader: the list of shards that match a pattern, sorted by name, and how many sequences of T tokens
-they have (dataloader.h says which). Its opening checks the headers of the shards, that their sets are complete, and that no
-shard is there twice. Called by dataloader.h.
+The dataset of a data loader: the list of shards that match a pattern, sorted by name, and how many sequences
+of T tokens they have (dataloader.h says which). Its opening checks the headers of the shards, that their sets
+are complete, and that no shard is there twice. Called by dataloader.h.
 */
 #pragma once
 

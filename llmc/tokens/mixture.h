@@ -1,12 +1,12 @@
 /*
-Mixtures: datasets of several parts, of which sequences are taken by weight, as 'books_*.bin:0.7,code_*.bin:0.3' says.
-Patterns without weights are one part.
+Mixtures: datasets of several parts, of which sequences are taken by weight, as
+'books_*.bin:0.7,code_*.bin:0.3' says. Patterns without weights are one part.
 
-Which part sequence s is of, and its number there, follow from s alone. With weights w_k, and f_k = w_k / (w_k +
-w_k+1 + ...), part 0 has n_0(s) = floor(s f_0 + 1/2) of the first s sequences, part 1 has floor((s - n_0) f_1 + 1/2)
-of the others, and so on; the last part has the rest. So any first s sequences have of a part s w_k / (sum of w), to
-within the number of parts, and neither ranks nor a resumed run need a state. Each part begins anew when its own
-sequences are used up: parts have epochs of their own.
+Which part sequence s is of, and its number there, follow from s alone. With weights w_k, and f_k = w_k / (w_k
++ w_k+1 + ...), part 0 has n_0(s) = floor(s f_0 + 1/2) of the first s sequences, part 1 has floor((s - n_0)
+f_1 + 1/2) of the others, and so on; the last part has the rest. So any first s sequences have of a part s w_k
+/ (sum of w), to within the number of parts, and neither ranks nor a resumed run need a state. Each part
+begins anew when its own sequences are used up: parts have epochs of their own.
 
 Called by dataloader.h, and by what reports on parts.
 */

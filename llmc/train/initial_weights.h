@@ -1,6 +1,6 @@
 /*
-The weights that a process begins with: those of the checkpoint to resume, of --init, or drawn from the seed. Called by
-main.h.
+The weights that a process begins with: those of the checkpoint to resume, of --init, or drawn from the seed.
+Called by main.h.
 */
 #pragma once
 

@@ -1,9 +1,10 @@
 /*
-The program of both trainers: parses the command line, connects the ranks, makes a run of it, and does what its mode
-asks for: a training (train.h), or one of --dry-run, --bench, --dump, --eval, --maps, --generate and --requests.
+The program of both trainers: parses the command line, connects the ranks, makes a run of it, and does what
+its mode asks for: a training (train.h), or one of --dry-run, --bench, --dump, --eval, --maps, --generate and
+--requests.
 
-A checkpoint that proves damaged is passed over for the one before it, with a warning. Called by main of the trainers,
-and only there.
+A checkpoint that proves damaged is passed over for the one before it, with a warning. Called by main of the
+trainers, and only there.
 */
 #pragma once
 

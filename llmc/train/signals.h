@@ -1,7 +1,7 @@
 /*
-Signals that end a training. SIGINT, SIGTERM, SIGUSR1 and SIGHUP end it after the current step, or after the current
-micro-batch where that loses nothing (training_drops_step); a second one of the same kind ends it at once. SIGUSR1 is
-the one that mpirun and Slurm pass on to all ranks with time left to save. Called by train.h.
+Signals that end a training. SIGINT, SIGTERM, SIGUSR1 and SIGHUP end it after the current step, or after the
+current micro-batch where that loses nothing (training_drops_step); a second one of the same kind ends it at
+once. SIGUSR1 is the one that mpirun and Slurm pass on to all ranks with time left to save. Called by train.h.
 */
 #pragma once
 

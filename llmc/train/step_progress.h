@@ -1,10 +1,10 @@
 /*
-What a training shows while a step of many micro-batches takes long: how far it is, and the time left of the training by
-the micro-batches so far.
+What a training shows while a step of many micro-batches takes long: how far it is, and the time left of the
+training by the micro-batches so far.
 
-A terminal has it in place of an empty line, updated four times a second in steps that take more than a second.
-Elsewhere the first step prints one line, after its first micro-batch behind STEP_TELLS seconds. Only where the host
-computes, so that a micro-batch that it has begun is done when it returns. Called by train.h.
+A terminal has it in place of an empty line, updated four times a second in steps that take more than a
+second. Elsewhere the first step prints one line, after its first micro-batch behind STEP_TELLS seconds. Only
+where the host computes, so that a micro-batch that it has begun is done when it returns. Called by train.h.
 */
 #pragma once
 

@@ -220,16 +220,16 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     positions_free(&p);
 }
 
-// Whether a measure was due at the step of the checkpoint that is resumed, and the log has none of this step: a
-// signal or a crash had ended it.
+// Whether a measure was due at the step of the checkpoint that is resumed, and the log has none of this step:
+// a signal or a crash had ended it.
 static inline bool training_lacks(const Training* t, const char* event, int64_t every) {
     const int64_t step = t->run->state.step;
     return run_resumed(t->run) && !t->run->branched && run_due(every, step) &&
            !logger_has(&t->logger, event, step);
 }
 
-// Collective, before the first step: measures what rank 0's log lacks. With no step left, it measures what every
-// run ends with.
+// Collective, before the first step: measures what rank 0's log lacks. With no step left, it measures what
+// every run ends with.
 static inline void training_measure_first(Training* t) {
     const Options* o = &t->run->options;
     const bool ended = t->run->state.step >= t->run->last_step;
@@ -332,7 +332,8 @@ static inline void training_progress(Training* t) {
     if (t->logger.steps == 0) watch_allow(t->world, first_step);
 }
 
-// Does a signal end the run within the step, of which no other rank waits for a part, since there is nothing to save?
+// Does a signal end the run within the step, of which no other rank waits for a part, since there is nothing
+// to save?
 static inline bool training_drops_step(const Training* t) {
     run_drops_step = t->world->size == 1 && (!t->run->options.out || t->run->state.step == t->kept);
     return run_drops_step && run_interrupted;

@@ -1,6 +1,6 @@
 /*
-Query heads that share heads of keys and values, for test_attention: the kernels' results have the bits of those where
-each query head has a copy of its keys, dk and dv of a head of keys are the sums of its copies'.
+Query heads that share heads of keys and values, for test_attention: the kernels' results have the bits of
+those where each query head has a copy of its keys, dk and dv of a head of keys are the sums of its copies'.
 */
 #pragma once
 

@@ -9,8 +9,8 @@ A case of the pruning bounds: random inputs, and the bounds of both passes on th
 
 #define LOG_TOLERANCE (-10.0)
 
-// WALLS: packed documents as document_reset has them, some shorter than a block, and scores of up to 100,000s,
-// so that the rule alone skips next to nothing; from T = 1000 on also documents of several blocks.
+// WALLS: packed documents as document_reset has them, some shorter than a block, and scores of up to
+// 100,000s, so that the rule alone skips next to nothing; from T = 1000 on also documents of several blocks.
 typedef enum { OPEN, DEAD, SPREAD, FAST, DOCUMENTS, WALLS } Gates;
 static const char* const gates_names[] = {"open", "dead", "spread", "fast", "documents", "walls"};
 

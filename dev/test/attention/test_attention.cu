@@ -63,8 +63,8 @@ static void test_constant_added(int64_t T, int64_t dh) {
           (long long)T, (long long)dh);
 }
 
-// Where a new document starts at token t, no gradient crosses it. by: of q and k. With 30 many scores of the document
-// before are above a row's own by more than 1,000.
+// Where a new document starts at token t, no gradient crosses it. by: of q and k. With 30 many scores of the
+// document before are above a row's own by more than 1,000.
 static void test_document_reset(int64_t T, int64_t t, int64_t dh, double by) {
     Shape s = {1, T, 2, dh};
     Inputs in(s, true);

@@ -2,9 +2,9 @@
 llmc/attention/pruning.cuh: the bounds against the rule, per block and per row, on the CPU, and the effect of
 pruning on attention.
 
-Attention with the bounds is compared with attention without them, on the same kernels: it may change by as much as
-these round. With gates that are spread, as trained ones are, the pruned keys have almost no weight; one case is built
-so that a row loses as much as it may.
+Attention with the bounds is compared with attention without them, on the same kernels: it may change by as
+much as these round. With gates that are spread, as trained ones are, the pruned keys have almost no weight;
+one case is built so that a row loses as much as it may.
 
     test_pruning [SEED]     everything
     test_pruning quick      without the tests that are slow under compute-sanitizer
@@ -295,9 +295,9 @@ static double compare_attention(const char* name, const Inputs& in, double least
         most = fmax(most, fall);
     }
     CHECK(wrong == 0, "%s: lse falls by up to %.3g, out of bounds in %zu rows", name, most, wrong);
-    // A weight of at most 4.5e-5, and the roundings to bf16 that it changes, of which one may move a row's whole
-    // gradient: how many there are depends on the inputs. They are no more than the roundings that attention has
-    // without pruning, its error against double.
+    // A weight of at most 4.5e-5, and the roundings to bf16 that it changes, of which one may move a row's
+    // whole gradient: how many there are depends on the inputs. They are no more than the roundings that
+    // attention has without pruning, its error against double.
     const exact::Shape shape = {in.s.B, in.s.T, in.s.NH, in.s.dh, in.s.window};
     const Buffer<bf16> q(in.q), k(in.k), device_v(v), device_dout(dout);
     const Buffer<double> cum_logf(in.cum_logf);

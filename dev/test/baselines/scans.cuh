@@ -1,4 +1,5 @@
-// The scans of Mamba-2, DeltaNet and Gated DeltaNet under one name, chosen by the shape, for their test and benchmark.
+// The scans of Mamba-2, DeltaNet and Gated DeltaNet under one name, chosen by the shape, for their test and
+// benchmark.
 #pragma once
 
 #include "../../../llmc/baselines/deltanet/delta_rule_backward.cuh"

@@ -97,7 +97,8 @@ struct Case {
     }
 };
 
-// Twice the plain error, three times that of few values, of which one decides; and what fp32 loses where terms cancel
+// Twice the plain error, three times that of few values, of which one decides; and what fp32 loses where
+// terms cancel
 static void check_tensor(const char* name, const vector<double>& got, const vector<double>& want,
                          const vector<double>& plain_values, const vector<double>* terms = NULL) {
     double error = relative_error(got, want), plain_error = relative_error(plain_values, want), floor = 0;
@@ -156,8 +157,8 @@ static void test_scan(const Shape& s, const Decays& x) {
     CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-// Packed documents, the last one from `wall` on and before it as many of `length` tokens as fit, are what each of
-// them is alone.
+// Packed documents, the last one from `wall` on and before it as many of `length` tokens as fit, are what
+// each of them is alone.
 static void test_documents(const Shape& s, const Decays& x, int64_t length, int64_t wall) {
     Case c(s, x, false), alone(s, x, false);
     vector<int32_t> starts;

@@ -278,8 +278,9 @@ static Errors head_errors(const vector<double>& want, const vector<double>& of_p
 // (65 tokens, decays near 1), where the plain error is small by chance; over the heads together it is 0.65 to
 // 1.14 for decays and 0.96 to 1.6 for the delta rule. No head has more than 3.3 times the plain error over
 // the heads of its kind and length. So the limit is 2 over 16 heads and more of one case and over all cases
-// of a kind, and 5 times the plain error of the kind for one head. The same holds of states where decays differ
-// widely: what is left may be one token's, whose few rounded factors all its numbers share (up to 2.1 in one head).
+// of a kind, and 5 times the plain error of the kind for one head. The same holds of states where decays
+// differ widely: what is left may be one token's, whose few rounded factors all its numbers share (up to 2.1
+// in one head).
 struct GateHead {
     char name[400];
     Errors errors;

@@ -1,6 +1,6 @@
 /*
-Packed documents (document_reset): losses and gradients of sequences of several documents are those of the documents
-one by one, in every family, with every switch.
+Packed documents (document_reset): losses and gradients of sequences of several documents are those of the
+documents one by one, in every family, with every switch.
 
 Built in float and in double. The documents one by one are sequences of a model without document_reset.
 */
@@ -44,8 +44,8 @@ static void compare_gradients(const ParamTable* table, const double* packed, con
     }
 }
 
-// Compares sequences [B, T] whose tokens at `walls`, positions in B T that ascend and end with B T, are end of
-// text. `name` says which model, `ends` its keys of end of text, whose id is `end`.
+// Compares sequences [B, T] whose tokens at `walls`, positions in B T that ascend and end with B T, are end
+// of text. `name` says which model, `ends` its keys of end of text, whose id is `end`.
 static void check_packed(const char* name, const char* ends, int32_t end, const int64_t* walls, int64_t B,
                          int64_t T) {
     char packed_name[256], alone_name[224];
@@ -152,7 +152,8 @@ static void check_starts(void) {
     model_free(&model), model_free(&reset);
 }
 
-// The forget gate: WALL_LOGF at a document's first token, whose gate gets no gradient; none crosses it, exactly.
+// The forget gate: WALL_LOGF at a document's first token, whose gate gets no gradient; none crosses it,
+// exactly.
 static void check_gate(void) {
     enum { T = 12, WALL = 5 };
     const HeadShape s = {.B = 1,
@@ -176,8 +177,8 @@ static void check_gate(void) {
     free(z);
 }
 
-// Behind 2,000 walls cum_logf still tells the gates of a document as a sum of them alone does, in double; and a key
-// behind one wall has no weight though its score be 90,000 above the row's own, which expf gives as 0.
+// Behind 2,000 walls cum_logf still tells the gates of a document as a sum of them alone does, in double; and
+// a key behind one wall has no weight though its score be 90,000 above the row's own, which expf gives as 0.
 static void check_walls(void) {
     enum { T = 8000, LENGTH = 4 };
     int32_t* starts = (int32_t*)xcalloc(T, sizeof *starts);

@@ -1,5 +1,6 @@
 /*
-Part of test_text_to_shards.c: a conversion replaces a dataset as a whole or not at all, wherever it is killed or fails.
+Part of test_text_to_shards.c: a conversion replaces a dataset as a whole or not at all, wherever it is killed
+or fails.
 */
 #pragma once
 

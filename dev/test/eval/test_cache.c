@@ -164,8 +164,8 @@ static void check_forks(const char* name) {
     model_free(&model);
 }
 
-// With strong gates of the first `strong` heads: log-probabilities with and without forgetting, and how many pages are
-// left. forgets: pages are given back; else all stay.
+// With strong gates of the first `strong` heads: log-probabilities with and without forgetting, and how many
+// pages are left. forgets: pages are given back; else all stay.
 static void check_forgotten_pages(const char* name, int64_t strong, bool forgets) {
     const int64_t T = 900;
     Model model = variant_model(name, 1, 4);

@@ -6,8 +6,8 @@ Included by test_fox.cu behind check_variant.
 */
 #pragma once
 
-// Other tokens before the document that begins at `wall` change no loss in it. A bit may change where tokens of
-// both share a tile of attention: online softmax then rescales at other times.
+// Other tokens before the document that begins at `wall` change no loss in it. A bit may change where tokens
+// of both share a tile of attention: online softmax then rescales at other times.
 static void check_wall(const char* spec, int64_t T, int64_t wall) {
     cpu::Model reference = cpu::variant_model(spec, 2, T);
     const int64_t V = reference.config.vocab_size, end_of_text = config_end_of_text(&reference.config);
@@ -32,7 +32,8 @@ static void check_wall(const char* spec, int64_t T, int64_t wall) {
         changed_before += i % T < wall && by > 0;
     }
     CHECK(changed_before > 0, "%s: the case tests nothing", spec);
-    // Sums of log gates of all tokens before round otherwise, and without QK norm pruning depends on all tokens.
+    // Sums of log gates of all tokens before round otherwise, and without QK norm pruning depends on all
+    // tokens.
     const bool exact = wall % ATTENTION_FIRST_QUERY == 0 && !config_has_gate(&model.config);
     CHECK(most <= (exact ? 0 : 5e-2),
           "%s, T %lld: losses behind the wall at %lld change "
@@ -91,8 +92,9 @@ static void test_documents(void) {
             snprintf(name, sizeof name, "%s vocab_size=%d", spec, V);
             check_one_token(name);
             snprintf(name, sizeof name, "%s document_reset=true vocab_size=%d", spec, V);
-            // In documents of 3 tokens gradients of convolutions nearly cancel: weights that change by 2^-8 change
-            // them by 8% (DeltaNet) and 14% (Mamba-2), in documents of 8 tokens and without walls by 2 to 3%.
+            // In documents of 3 tokens gradients of convolutions nearly cancel: weights that change by 2^-8
+            // change them by 8% (DeltaNet) and 14% (Mamba-2), in documents of 8 tokens and without walls by 2
+            // to 3%.
             if (V > 3) check_variant(name, 2, 300);
             for (int64_t wall : {1, 64, 127, 128, 129, 200}) check_wall(name, 300, wall);
         }

@@ -231,8 +231,8 @@ static void test_output_gate(const HeadShape& s, float scale) {
     check_unwritten("dproj", dproj_beside.host());
 }
 
-// The first `columns` columns of each row are those of `dense`, where rows are `stride` bytes apart. Sparse memory of
-// as much as a large pass has.
+// The first `columns` columns of each row are those of `dense`, where rows are `stride` bytes apart. Sparse
+// memory of as much as a large pass has.
 static void check_far_rows(const Written& dense, const Buffer<uint8_t>& far, int64_t stride) {
     int64_t wrong = 0;
     for (int64_t row = 0; row < dense.rows; row++)
@@ -242,7 +242,8 @@ static void check_far_rows(const Written& dense, const Buffer<uint8_t>& far, int
           (long long)(dense.rows * stride), (long long)wrong, (long long)dense.rows);
 }
 
-// documents: packed ones, with RoPE. far: also with rows of FP8 behind 2^34 bytes, where the GPU has the memory
+// documents: packed ones, with RoPE. far: also with rows of FP8 behind 2^34 bytes, where the GPU has the
+// memory
 static void test_qkv(HeadShape s, float scale, bool documents, bool far = false) {
     const int64_t tokens = s.B * s.T, d = s.NH * s.dh, S = s.row_stride;
     snprintf(test_case, sizeof test_case, "qkv T %lld NH %lld dh %lld%s", (long long)s.T, (long long)s.NH,

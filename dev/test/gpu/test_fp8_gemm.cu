@@ -6,11 +6,12 @@ The GEMMs of --fp8 against the products of their operands in double.
 #include "../../../llmc/cuda/matmul.cuh"
 #include "fp8_written.cuh"
 
-// Beside rounding to bf16, of which a GEMM with a residual in its own output has two: tensor cores keep 14 bits
-// of an FP8 GEMM's sums, of up to 224 additions of 32 products.
+// Beside rounding to bf16, of which a GEMM with a residual in its own output has two: tensor cores keep 14
+// bits of an FP8 GEMM's sums, of up to 224 additions of 32 products.
 static const double GEMM_LIMIT = 1e-2;
-// Gradients of weights, in fp32: tensor cores cut the 32 products of an addition to 13 bits of the largest, of which
-// one is up to 16 times as large as usual. A weight GEMM adds them to a sum in fp32 at every 128 products: 16 / 2^13.
+// Gradients of weights, in fp32: tensor cores cut the 32 products of an addition to 13 bits of the largest,
+// of which one is up to 16 times as large as usual. A weight GEMM adds them to a sum in fp32 at every 128
+// products: 16 / 2^13.
 static const double WEIGHT_LIMIT = 2e-3;
 static const double EXACT_LIMIT = 5e-3; // the same, and two roundings to bf16
 

@@ -72,8 +72,8 @@ struct PathTest {
     Buffer<bf16> out;
     HeadPath path;
     vector<double> want_out, want_rstd, want_dweight;
-    // [B, T, NH]: sums of absolute values of the terms of the shift gate's gradient; rstd * |input| / |output|, as
-    // 1 - alpha has the absolute error of alpha
+    // [B, T, NH]: sums of absolute values of the terms of the shift gate's gradient; rstd * |input| / |output|,
+    // as 1 - alpha has the absolute error of alpha
     vector<double> dalpha_terms, rstd_terms;
 
     PathTest(const HeadShape& s, int64_t column, int64_t shift, bool norm, bool rope)
@@ -140,8 +140,8 @@ static void check_squares(const char* name, const Buffer<bf16>& x, const vector<
     check_close(name, want, got, FP32_LIMIT);
 }
 
-// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents. group: query
-// heads that read one head of keys
+// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents. group:
+// query heads that read one head of keys
 static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches, int64_t group = 1) {
     snprintf(test_case, sizeof test_case, "qkv B %lld T %lld NH %lld / %lld dh %lld switches %d",
              (long long)B, (long long)T, (long long)NH, (long long)group, (long long)dh, switches);

@@ -15,8 +15,8 @@ template <class T> static cudaError_t malloc_unless_full(T** p, size_t bytes) {
 #include "../../../llmc/cuda/matmul.cuh"
 #include "buffers.cuh"
 
-// Limits of float outputs' errors, 2 to 3 times what an H100 showed. Tensor cores truncate what they add, so the
-// error grows with the number of terms: up to 3584, and 43000.
+// Limits of float outputs' errors, 2 to 3 times what an H100 showed. Tensor cores truncate what they add, so
+// the error grows with the number of terms: up to 3584, and 43000.
 static const double FLOAT_LIMIT = 1e-5, LONG_SUM_LIMIT = 6e-5;
 
 template <class T>
@@ -178,7 +178,8 @@ static void test_matmul_big(Matmul* mm) {
 
 // ----------------------------------------------------------------------------
 
-// Where a GEMM adds to its output and there is no memory for a second one, it is not timed, and a warning says so.
+// Where a GEMM adds to its output and there is no memory for a second one, it is not timed, and a warning
+// says so.
 static bool warned;
 static bool note_warning(bool) {
     warned = true;

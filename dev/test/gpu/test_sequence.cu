@@ -22,8 +22,9 @@ queue of its own.
 
 typedef std::vector<float> Floats;
 
-// Limits of ||shared - alone|| / ||alone||, for losses and for a tensor's gradient: both compute the same function in
-// bf16, rounded in another order. A gradient's error is relative to at least 1% of the whole model's norm.
+// Limits of ||shared - alone|| / ||alone||, for losses and for a tensor's gradient: both compute the same
+// function in bf16, rounded in another order. A gradient's error is relative to at least 1% of the whole model's
+// norm.
 #define LOSS_LIMIT     8e-3
 #define GRADIENT_LIMIT 5e-2
 
@@ -35,7 +36,8 @@ static char worst_where[2][256];
 // ----------------------------------------------------------------------------
 // models
 
-// What ranks compute of one batch: losses of whole sequences, the sum of gradients, and of the counts of blocks.
+// What ranks compute of one batch: losses of whole sequences, the sum of gradients, and of the counts of
+// blocks.
 struct Result {
     Floats losses;
     std::vector<double> grads;
@@ -250,8 +252,8 @@ static std::vector<unsigned long long> sum_kept(Model* models, int ranks) {
     return all;
 }
 
-// Models that prune, with a random table of heads and then with the table that follows from the counts. first: of the
-// random table, at any level of recomputation.
+// Models that prune, with a random table of heads and then with the table that follows from the counts.
+// first: of the random table, at any level of recomputation.
 static void check_assigned(const char* name, Model* models, int ranks, const Batch* batch,
                            const Result* alone, Result* first) {
     const Config* c = &models[0].config;
@@ -326,8 +328,8 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
 
 enum BlocksOf { OF_O, OF_PROJ };
 
-// A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and its gradient
-// is added to that element; padding is 0.
+// A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and
+// its gradient is added to that element; padding is 0.
 static void check_ordered(const char* what, const OrderedTensor* t, const HeadLayout* layout,
                           const std::vector<int64_t>& from) {
     const size_t n = (size_t)(t->padded * t->width);

@@ -50,8 +50,8 @@ static void check_python(const char* folder, const char* name) {
     free(python), free(source);
 }
 
-// The folder of a recurrent model, and of a stack of layers, has the Python files that its auto_map names and imports,
-// and its card how to open it.
+// The folder of a recurrent model, and of a stack of layers, has the Python files that its auto_map names and
+// imports, and its card how to open it.
 static void test_recurrent(void) {
     Config c;
     Recipe recipe;
@@ -189,7 +189,8 @@ static void test_find(void) {
     hf_tokenizer_free(&t);
 }
 
-// What shards are encoded without is null in a checkpoint; the rest of the file stays as it is, byte for byte.
+// What shards are encoded without is null in a checkpoint; the rest of the file stays as it is, byte for
+// byte.
 static void test_as_in_training(void) {
     static const struct {
         const char *text, *expected, *config;

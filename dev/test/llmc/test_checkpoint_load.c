@@ -1,7 +1,7 @@
 /*
-Tests of loading checkpoints (llmc/checkpoint/read.h and record.h): damaged files and weights of another model fail with
-one clear line and leave the caller's buffers unchanged. Checksums find any flipped bit of any file, and
-numbers that training never makes are refused. test_checkpoint_init.c has folders made elsewhere.
+Tests of loading checkpoints (llmc/checkpoint/read.h and record.h): damaged files and weights of another model
+fail with one clear line and leave the caller's buffers unchanged. Checksums find any flipped bit of any file,
+and numbers that training never makes are refused. test_checkpoint_init.c has folders made elsewhere.
 */
 #include "../checkpoint_fixture.h"
 

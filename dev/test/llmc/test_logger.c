@@ -227,7 +227,8 @@ static void test_steps(void) {
     CHECK(number(3, "eta_s") == 0, "time left after the last step");
 }
 
-// The time left has the measures of held-out loss that are due, by the rate of training until one was measured.
+// The time left has the measures of held-out loss that are due, by the rate of training until one was
+// measured.
 static void test_measures(void) {
     Logger l;
     open_log(&l);

@@ -1,6 +1,6 @@
 /*
-Tests stacks of layers of different kinds: llmc/config/layer_types.h, what config.h and config_file.h make of it, and the
-tables of their parameters.
+Tests stacks of layers of different kinds: llmc/config/layer_types.h, what config.h and config_file.h make of
+it, and the tables of their parameters.
 */
 #include "../../../llmc/config/config_file.h"
 #include "../../../llmc/baselines/mixers.h"
@@ -19,7 +19,8 @@ static bool same_config(const Config* a, const Config* b) {
     return same;
 }
 
-// Each layer's rows are its mixer's, with a fused projection of their own, and start as in its family's models.
+// Each layer's rows are its mixer's, with a fused projection of their own, and start as in its family's
+// models.
 static void check_table(const Config* c, const char* name) {
     ParamTable t = params_build(c);
     int64_t numbers[NUM_MIXERS] = {0};

@@ -1,6 +1,6 @@
 /*
-Tests the parameter table (llmc/model/params.h) and the parts of it that ranks own: its buckets and parts of buckets
-(llmc/model/shard.h).
+Tests the parameter table (llmc/model/params.h) and the parts of it that ranks own: its buckets and parts of
+buckets (llmc/model/shard.h).
 */
 #include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/model/shard.h"

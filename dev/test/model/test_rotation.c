@@ -1,6 +1,7 @@
 /*
-Tests llmc/config/rope_scaling.h and llmc/model/rotation.h: tables of transformers 5.23, the objects of config.json,
-and the words of --set. dev/test/hf/test_hf_rope.py compares more tables where transformers is installed.
+Tests llmc/config/rope_scaling.h and llmc/model/rotation.h: tables of transformers 5.23, the objects of
+config.json, and the words of --set. dev/test/hf/test_hf_rope.py compares more tables where transformers is
+installed.
 */
 #include "../../../llmc/config/config_file.h"
 #include "../../../llmc/config/presets.h"

@@ -1,7 +1,7 @@
 /*
-Tests of llmc/model/sequence.h and llmc/sequence/split.h: the tokens and heads of ranks that share sequences, heads by
-their work, columns of heads, what is refused; of their shares of the data (llmc/run/shares.h); and of the shorter
-contexts that they measure (llmc/eval/documents.h).
+Tests of llmc/model/sequence.h and llmc/sequence/split.h: the tokens and heads of ranks that share sequences,
+heads by their work, columns of heads, what is refused; of their shares of the data (llmc/run/shares.h); and
+of the shorter contexts that they measure (llmc/eval/documents.h).
 */
 #include "../../../llmc/eval/documents.h"
 #include "../../../llmc/run/shares.h"
@@ -25,7 +25,8 @@ static void check_shares(int64_t T, int heads, int ranks) {
     free(owners);
 }
 
-// Every head is one rank's, in rising order within a rank. owners [ranks * heads], the ranks of heads, is written.
+// Every head is one rank's, in rising order within a rank. owners [ranks * heads], the ranks of heads, is
+// written.
 static void check_assignment(const int* assignment, int* owners, int ranks, int heads) {
     for (int h = 0; h < ranks * heads; h++) owners[h] = -1;
     for (int at = 0; at < ranks * heads; at++) {
@@ -48,8 +49,8 @@ static double largest_share(const unsigned long long* work, const int* owners, i
 
 enum { ASSIGNED_MOST = 64 };
 
-// Work that falls by the factor `ratio` from head to head, from 10^12 on: no worse than without a table. The same
-// work of the heads in another order is shared by ranks in the same way.
+// Work that falls by the factor `ratio` from head to head, from 10^12 on: no worse than without a table. The
+// same work of the heads in another order is shared by ranks in the same way.
 static void check_balance(int ranks, int heads, double ratio) {
     unsigned long long work[ASSIGNED_MOST], moved[ASSIGNED_MOST];
     int assignment[ASSIGNED_MOST], owners[ASSIGNED_MOST], moved_owners[ASSIGNED_MOST], n = ranks * heads;

@@ -1,10 +1,11 @@
 /*
-What exchange.cuh calls of NCCL, through the host's shared memory, so that the ranks of a test share one GPU: NCCL
-itself refuses two ranks on a GPU. The build with -DRANKS_SHARE_GPU (build/gpu/train_fox_one_gpu) includes it in NCCL's
-place; copies between ranks (peers.cuh) and everything else are as with several GPUs.
+What exchange.cuh calls of NCCL, through the host's shared memory, so that the ranks of a test share one GPU:
+NCCL itself refuses two ranks on a GPU. The build with -DRANKS_SHARE_GPU (build/gpu/train_fox_one_gpu)
+includes it in NCCL's place; copies between ranks (peers.cuh) and everything else are as with several GPUs.
 
-A collective waits for its stream on the host, writes its numbers to the rank's slot, and waits for the other ranks.
-Sums are in the order of ranks. A rank that waits for one that is gone is ended by the watch (llmc/ranks/watch.h).
+A collective waits for its stream on the host, writes its numbers to the rank's slot, and waits for the other
+ranks. Sums are in the order of ranks. A rank that waits for one that is gone is ended by the watch
+(llmc/ranks/watch.h).
 */
 #pragma once
 
@@ -121,8 +122,8 @@ static inline void fake_nccl_max(ncclComm_t c, size_t bytes) {
     }
 }
 
-// Exchanges `bytes` in pieces that fit into a slot: all ranks, or rank `only`, get the sum or maximum; with type bf16
-// they get each rank's own bytes, `bytes` apart.
+// Exchanges `bytes` in pieces that fit into a slot: all ranks, or rank `only`, get the sum or maximum; with
+// type bf16 they get each rank's own bytes, `bytes` apart.
 static inline ncclResult_t fake_nccl_collective(ncclComm_t c, const char* in, char* out, size_t bytes,
                                                 ncclDataType_t type, int only, cudaStream_t stream) {
     bool ok = cudaStreamSynchronize(stream) == cudaSuccess;

@@ -1,13 +1,14 @@
 /*
-Tests of llmc/base/document_count.h, of the data loader's counts and of llmc/run/plan_data.h: documents and pairs of
-attention against a count of every pair.
+Tests of llmc/base/document_count.h, of the data loader's counts and of llmc/run/plan_data.h: documents and
+pairs of attention against a count of every pair.
 */
 #include "datasets.h"
 #include "../../../llmc/run/plan_data.h"
 
 enum { T = 16, EOT = 15, VOCAB = 16, ROWS = 6 * 1024, STREAM = ROWS * T + 1 };
 
-// Adds a sequence by the definition: a pair is of one document if none begins behind the key, up to the query.
+// Adds a sequence by the definition: a pair is of one document if none begins behind the key, up to the
+// query.
 static void count_all_pairs(DocumentCount* count, const int32_t* inputs, int64_t n, int64_t W) {
     count->sequences++;
     for (int64_t i = 0; i < n; i++) {

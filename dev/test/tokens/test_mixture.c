@@ -1,6 +1,6 @@
 /*
-Tests of llmc/tokens/mixture.h: what is taken of each part against a count in double, and by loaders of 1 to 3 ranks
-that resume anywhere against a plain enumeration; weights that are refused; fingerprints.
+Tests of llmc/tokens/mixture.h: what is taken of each part against a count in double, and by loaders of 1 to 3
+ranks that resume anywhere against a plain enumeration; weights that are refused; fingerprints.
 */
 #include "datasets.h"
 #include "../../../llmc/tokens/dataloader.h"

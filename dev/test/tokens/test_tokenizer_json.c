@@ -1,6 +1,6 @@
 /*
-Tests of llmc/tokens/tokenizer_json.h: the text parsed back. dev/test/hf/test_hf_trained.py compares it with Hugging
-Face's own tokenizers.
+Tests of llmc/tokens/tokenizer_json.h: the text parsed back. dev/test/hf/test_hf_trained.py compares it with
+Hugging Face's own tokenizers.
 */
 #include "../check.h"
 #include "../../../llmc/formats/json.h"

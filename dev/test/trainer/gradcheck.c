@@ -1,15 +1,16 @@
 /*
-Compares the backward pass with finite differences, in double: every tensor of every variant, and of packed documents.
+Compares the backward pass with finite differences, in double: every tensor of every variant, and of packed
+documents.
 
 Every third target does not count. The numeric gradient of the mean loss L with respect to a weight w is the
 fourth-order central difference
   (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h.
 Its truncation error is of order h^4, its rounding error of order 1e-16 / h.
 
-A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements, without TEST_ALL over at most FEW of them.
-For T >= LONG it is taken over SUBSET, without TEST_ALL over half as many. Elements are drawn without replacement from a fixed
-seed. If the numeric gradient is exactly zero (queries at T = 1), the error is relative to the norm of the whole model's
-gradient.
+A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements, without TEST_ALL over at
+most FEW of them. For T >= LONG it is taken over SUBSET, without TEST_ALL over half as many. Elements are drawn
+without replacement from a fixed seed. If the numeric gradient is exactly zero (queries at T = 1), the error is
+relative to the norm of the whole model's gradient.
 */
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE

@@ -162,8 +162,8 @@ static int64_t key_part(const Model* model, const Param* p) {
     return grouped ? p->count / config_key_heads(c) : 0;
 }
 
-// A model whose heads of queries share heads of keys has the loss of the one where each head has a copy of them,
-// and the sums of the copies' gradients.
+// A model whose heads of queries share heads of keys has the loss of the one where each head has a copy of
+// them, and the sums of the copies' gradients.
 static void check_grouped(const char* name, int64_t T) {
     Model grouped = variant_model(name, 2, T), whole;
     Config c = grouped.config;

@@ -1,6 +1,7 @@
 /*
-The tests that include train_fox.c, one program: it is compiled once a build, which takes longer than the tests. The
-program runs the test whose name it is started by: build/test/test_cache_float is a link to it (Makefile).
+The tests that include train_fox.c, one program: it is compiled once a build, which takes longer than the
+tests. The program runs the test whose name it is started by: build/test/test_cache_float is a link to it
+(Makefile).
 */
 #include "../cpu/test_documents.c"
 #include "../eval/test_cache.c"

@@ -50,7 +50,8 @@ namespace cpu {
 
 #include "../check.h"
 
-// A ParamKind: its gradient; Q_GATED + a ParamKind: that of a delta rule with decays, where its error is larger
+// A ParamKind: its gradient; Q_GATED + a ParamKind: that of a delta rule with decays, where its error is
+// larger
 enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED, Q_GATED };
 
 // The worst errors of all parts, of models with attention and of recurrent ones: those of bf16's 8 bits,

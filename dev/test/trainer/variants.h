@@ -109,7 +109,8 @@ static const Variant variants[] = {
     {"mamba2 state_size=7 num_heads=1 hidden_size=35 num_hidden_layers=1", 1, 101},
     {"mamba2 state_size=6", 1, 150},
 
-    // layers of different kinds: each recurrent one with attention, windows and RoPE of its own, none with attention
+    // layers of different kinds: each recurrent one with attention, windows and RoPE of its own, none with
+    // attention
     {"fox-pro layer_types=deltanet,attention,mamba2 num_hidden_layers=3 mamba2_state_size=6", 2, 9},
     {"fox-pro layer_types=hgrn2*2,attention num_hidden_layers=4 hgrn2_num_heads=3 hgrn2_use_lower_bound=true",
      2, 9},

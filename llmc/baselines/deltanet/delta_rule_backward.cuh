@@ -1,7 +1,7 @@
 /*
-Gradients of the delta rule without decays (delta_rule_gated_backward.cuh: with them), from S0, V', dS1 and dV' of
-each chunk (delta_rule_states.cuh). With T of delta_rule_prepare.cuh, X = T^T dV' is the gradient of the
-recurrence's u, and the terms through A and W simplify:
+Gradients of the delta rule without decays (delta_rule_gated_backward.cuh: with them), from S0, V', dS1 and
+dV' of each chunk (delta_rule_states.cuh). With T of delta_rule_prepare.cuh, X = T^T dV' is the gradient of
+the recurrence's u, and the terms through A and W simplify:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)
@@ -181,8 +181,8 @@ static inline void delta_rule_gradients(const DeltaWork* work, const ScanBackwar
     scan_launch<DeltaBackward>(kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
 }
 
-// Writes the gradients in g. a->state is NULL. a->saved is that of delta_rule_forward over the same inputs, unless
-// g->recomputes.
+// Writes the gradients in g. a->state is NULL. a->saved is that of delta_rule_forward over the same inputs,
+// unless g->recomputes.
 static inline void delta_rule_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                        cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);

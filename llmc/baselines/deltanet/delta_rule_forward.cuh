@@ -1,7 +1,7 @@
 /*
-Outputs of the delta rule, O = scale (Q S0 + P V') with P = lower(Q K^T), and with decays their factors, from the
-states and V' of delta_rule_states.cuh; and P^T dO, the first term of dV' there. A thread block has a tile of 64
-tokens of one head, each of its four warps 16 of them.
+Outputs of the delta rule, O = scale (Q S0 + P V') with P = lower(Q K^T), and with decays their factors, from
+the states and V' of delta_rule_states.cuh; and P^T dO, the first term of dV' there. A thread block has a tile
+of 64 tokens of one head, each of its four warps 16 of them.
 */
 #pragma once
 

@@ -1,19 +1,20 @@
 /*
-Gradients of the delta rule with decays, from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh), in the terms
-of delta_rule_backward.cuh. With g the sums of the chunk's log decays, and D_ij = e^(g_i - g_j):
+Gradients of the delta rule with decays, from S0, V', dS1 and dV' of each chunk (delta_rule_states.cuh), in
+the terms of delta_rule_backward.cuh. With g the sums of the chunk's log decays, and D_ij = e^(g_i - g_j):
 
     dP = lower(dO V'^T) * D       dA = -strict_lower(X V'^T) * D       E = diag(beta) (dA K - diag(e^g) X S0^T)
     dQ = scale (diag(e^g) dO S0^T + dP K)
     dV = scale diag(beta) X,      dbeta as without decays
     dK = scale (E + (diag(beta) dA)^T K + dP^T Q + Z),   Z = diag(e^(g_C - g)) V' dS1^T
 
-Factors of queries and keys are decays too: dg_i = q_i.dQ_i + 2 k_i.E_i - k_i.dK_i, and C's also has the sum of all
-k_j.Z_j and <e^(g_C) S0, dS1>. A log decay's gradient is the sum of dg over its document's tokens of the chunk from its
-own on; that of a document's first token is 0. Pairs of tokens, which cancel in these sums, are the same bf16 numbers in
-a row and in a column.
+Factors of queries and keys are decays too: dg_i = q_i.dQ_i + 2 k_i.E_i - k_i.dK_i, and C's also has the sum
+of all k_j.Z_j and <e^(g_C) S0, dS1>. A log decay's gradient is the sum of dg over its document's tokens of
+the chunk from its own on; that of a document's first token is 0. Pairs of tokens, which cancel in these sums,
+are the same bf16 numbers in a row and in a column.
 
-A thread block has a tile of 64 tokens of one head, each of its four warps 16 of them. It goes through the slices of
-values three times: for dP and dQ; backward for X, dA and dV; for Z. The slice that is in shared memory stays there.
+A thread block has a tile of 64 tokens of one head, each of its four warps 16 of them. It goes through the
+slices of values three times: for dP and dQ; backward for X, dA and dV; for Z. The slice that is in shared
+memory stays there.
 */
 #pragma once
 
@@ -83,7 +84,8 @@ __device__ static inline float delta_rule_dot_states(const bf16* dstates, const 
     return sum;
 }
 
-// Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to token C.
+// Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to token
+// C.
 template <bool DOCS>
 __device__ static inline void delta_rule_dlog_decay(const ScanBackward& g, const float* dg, float total,
                                                     const DeltaBlock& block, const DeltaWork& work,

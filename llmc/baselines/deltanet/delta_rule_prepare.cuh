@@ -17,14 +17,13 @@ Its heads have a multiple of 128 values: slices of 128 columns, which share W, T
 A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
 rounded once, as an operand of W and U.
 
-With packed documents (ScanShape's doc_start) A, P and their gradients have the pairs within a document alone; rows
-of W and of Q S0 are 0 behind the chunk's first wall, and only the tokens from its last wall on enter S1, to which
-S0 adds nothing (DeltaWalls).
+With packed documents (ScanShape's doc_start) A, P and their gradients have the pairs within a document alone;
+rows of W and of Q S0 are 0 behind the chunk's first wall, and only the tokens from its last wall on enter S1,
+to which S0 adds nothing (DeltaWalls).
 
-Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk. Those of
-values have a tile for each slice: [tiles, slices, ..].
-Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_rule_forward.cuh and
-delta_rule_backward.cuh.
+Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
+Those of values have a tile for each slice: [tiles, slices, ..]. Names that end in _t are transposed, and
+stored in blocks (BlockA, BlockB). Called by delta_rule_forward.cuh and delta_rule_backward.cuh.
 */
 #pragma once
 
@@ -32,8 +31,8 @@ delta_rule_backward.cuh.
 
 enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
 
-// Numbers of a tile's tokens that decays give, fp32: log2(e) g; e^g, 0 behind the chunk's first wall; e^(g_C - g), 0
-// before its last wall. So the second's last one is the factor of S0 in S1.
+// Numbers of a tile's tokens that decays give, fp32: log2(e) g; e^g, 0 behind the chunk's first wall;
+// e^(g_C - g), 0 before its last wall. So the second's last one is the factor of S0 in S1.
 enum { DELTA_CUM, DELTA_SINCE = DELTA_CHUNK, DELTA_UNTIL = 2 * DELTA_CHUNK, DELTA_FACTORS = 3 * DELTA_CHUNK };
 
 // Buffers between the kernels. Those before u are saved; those from y on are a backward pass's.

@@ -1,11 +1,12 @@
 /*
-The chain over the chunks of the delta rule (delta_rule_prepare.cuh), 64 tokens an iteration, and its backward:
+The chain over the chunks of the delta rule (delta_rule_prepare.cuh), 64 tokens an iteration, and its
+backward:
 
     V'  = U - W S0                     S1  = S0 + K^T V'                        stores S0 and V'
     dV' = P^T dO + K dS1               dS0 = dS1 + Q^T dO - W^T dV'             stores dS1 and dV'
 
-With decays S0 and dS1 enter S1 and dS0 times e^(g_C); V' enters S1, and K dS1 dV', times e^(g_C - g), and dO enters
-dS0 times e^g: factors of delta_rule_prepare.cuh, which are 0 where documents end the chain.
+With decays S0 and dS1 enter S1 and dS0 times e^(g_C); V' enters S1, and K dS1 dV', times e^(g_C - g), and dO
+enters dS0 times e^g: factors of delta_rule_prepare.cuh, which are 0 where documents end the chain.
 
 dS and dV' are without the factor `scale`. Columns of V are independent: a thread block has 16 or 32 of one
 head, in blocks of 16, all transposed.
@@ -123,8 +124,8 @@ __device__ static inline void delta_rule_publish(uint32_t (&mine)[WIDTH][2][4], 
     }
 }
 
-// A register of an A fragment whose columns are tokens, of which its first one has token 0 of the lane's four:
-// zero but for tokens from .. to - 1.
+// A register of an A fragment whose columns are tokens, of which its first one has token 0 of the lane's
+// four: zero but for tokens from .. to - 1.
 __device__ static inline uint32_t delta_rule_keep(uint32_t x, int token, int from, int to) {
     token += (int)threadIdx.x % 4 * 2;
     return x & ((token >= from && token < to ? 0xffffu : 0) |
@@ -407,8 +408,8 @@ struct DeltaStatesTensors {
     DeltaChainTensors forward, backward;
 };
 
-// Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH slices SLICES,
-// times 2 for both. DOCS without DECAY, whose factors tell of documents
+// Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH slices
+// SLICES, times 2 for both. DOCS without DECAY, whose factors tell of documents
 template <ScanChains CHAINS, bool LARGE, bool DOCS, bool DECAY>
 __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE, DECAY>::THREADS, 1)
     delta_rule_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH,

@@ -1,6 +1,6 @@
 /*
-The mixers of DeltaNet (arXiv 2406.06484) and Gated DeltaNet (arXiv 2412.06464) on the GPU, as deltanet.h has them on
-the CPU: out = residual + Wo y, and
+The mixers of DeltaNet (arXiv 2406.06484) and Gated DeltaNet (arXiv 2412.06464) on the GPU, as deltanet.h has
+them on the CPU: out = residual + Wo y, and
 
     q~, k~, v = silu(conv4(W in)), q = q~ / |q~|, k = k~ / |k~|    one projection, one kernel (conv.cuh)
     beta = sigmoid(Wb in), and the decays from Wa in               numbers a head (gates.cuh)
@@ -20,9 +20,10 @@ in use; the gradient of the padding is 0.
 #include "params.h"
 
 // clang-format off
-// type, name, kept, elements of a layer; BT: rows (recurrent_rows); gated is 1 or 0, vd = NH dv, C = 2 NH dh + vd
+// type, name, kept, elements of a layer; BT: rows (recurrent_rows); gated is 1 or 0, vd = NH dv,
+// C = 2 NH dh + vd
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, training * BT * S)                 /* [L,B,T,S] q, k, v before the conv, the gates' logits */ \
+    X(bf16, proj, UP_TO_QKV, training * BT * S)      /* [L,B,T,S] q, k, v before the conv, gates' logits */ \
     X(bf16, qkv, UP_TO_FUSED, BT * C)                 /* [L,B,T,C] q, k, v as the recurrence reads them */ \
     X(float, beta, UP_TO_QKV, BT * NH)               /* [L,B,T,NH] */ \
     X(float, log_decay, UP_TO_QKV, gated * BT * NH)  /* [L,B,T,NH] */ \
@@ -32,7 +33,7 @@ in use; the gradient of the padding is 0.
     X(bf16, y, UP_TO_NONE, training * BT * vd)                  /* [L,B,T,vd] */ \
     X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dqkv, SHARED, backward * BT * C)    /* [B,T,C] */ \
-    X(bf16, dy, SHARED, backward * gated * BT * vd) /* [B,T,vd] gradients of y, then of o; ungated: din's memory */ \
+    X(bf16, dy, SHARED, backward * gated * BT * vd) /* [B,T,vd] of y, then of o; ungated: din's memory */ \
     X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */ \
     X(float, dlog_decay, SHARED, backward * gated * BT * NH) /* [B,T,NH] */ \
     X(bf16, history, KEPT_ALWAYS, inference * CONV_HISTORY * C) /* [L,slots,3,C] the convolution's last inputs */ \

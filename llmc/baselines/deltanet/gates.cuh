@@ -84,8 +84,8 @@ static inline void delta_decays_forward(const DeltaDecays* d, cudaStream_t strea
                 *d);
 }
 
-// A warp has every eighth head of the block's rows, a lane every 32nd row. partial [2, blocks, NH]: sums over a block's
-// rows for dA_log, then for ddt_bias
+// A warp has every eighth head of the block's rows, a lane every 32nd row. partial [2, blocks, NH]: sums over
+// a block's rows for dA_log, then for ddt_bias
 __global__ static void __launch_bounds__(256)
     delta_decays_backward_kernel(const __grid_constant__ DeltaDecays d, float* partial) {
     const int64_t first = (int64_t)blockIdx.x * DELTA_GATE_ROWS;

@@ -14,9 +14,10 @@ Backward: the gradients of the states, from the last chunk on, and the states ag
 then dv by the kernel that computes o, and dq~ and df~ by gla_keys.cuh. gla_step.cuh is the recurrence
 for one token a sequence.
 
-q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them. Operands
-of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never divided (gla_gates.cuh),
-so that a packed document begins with a decay of 0. States are bf16 between kernels, and fp32 within.
+q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
+Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
+divided (gla_gates.cuh), so that a packed document begins with a decay of 0. States are bf16 between kernels,
+and fp32 within.
 
 All sums have a fixed order: runs on one model of GPU give the same bits. The number of segments depends on
 the GPU.

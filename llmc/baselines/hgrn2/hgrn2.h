@@ -6,7 +6,8 @@ and
     o = the recurrence that decays each channel of K by f, scale dh^-1/2
 
 bound [d] is 0, or with use_lower_bound, as in flash-linear-attention, the sum over layers 1..l of
-softmax(lower_bounds [L, d]) over the layers, in a stack HGRN2's: layer 0 may forget everything, the last nearly nothing.
+softmax(lower_bounds [L, d]) over the layers, in a stack HGRN2's: layer 0 may forget everything, the last
+nearly nothing.
 
 One table of tensors and one forward function serve a training pass and an extension, as in deltanet.h. A row
 of the CPU trainer's mixers.

@@ -140,8 +140,8 @@ template <int LANES, int N> __device__ static inline float conv_head_share(float
 // ----------------------------------------------------------------------------
 // forward
 
-// s of eight channels, from their inputs at the three tokens before, `reach` of which are in the document, and
-// at their own.
+// s of eight channels, from their inputs at the three tokens before, `reach` of which are in the document,
+// and at their own.
 __device__ static inline void conv_silu(float y[8], const float (*x)[8], const float w[CONV_WIDTH][8],
                                         const float bias[8], int reach = CONV_HISTORY) {
     for (int j = 0; j < 8; j++) y[j] = bias[j];

@@ -123,8 +123,8 @@ struct ConvStep {
 
 __device__ static inline int conv_step_token(void) { return (int)threadIdx.x / 2 % CONV_BACKWARD_TILE; }
 
-// Loads the steps of the tile that begins with row `row`, token t of its sequence, and has `left` tokens. DOCS: the
-// decay of a document's first token is 0 whatever its step.
+// Loads the steps of the tile that begins with row `row`, token t of its sequence, and has `left` tokens.
+// DOCS: the decay of a document's first token is 0 whatever its step.
 template <bool DOCS>
 __device__ static inline ConvStep conv_load_step(const Conv& s, const ConvChannels& k, int64_t row, int left,
                                                  int t) {
@@ -149,8 +149,8 @@ struct ConvSums {
         A_log; // of the lane's tokens; head: of dt_bias in the lower half of a head's lanes, else of D
 };
 
-// Inputs from three tokens before a tile on, and from its first token on gradients dz and, with packed documents,
-// the number of tokens before that are in a token's document.
+// Inputs from three tokens before a tile on, and from its first token on gradients dz and, with packed
+// documents, the number of tokens before that are in a token's document.
 struct ConvWindow {
     float x[CONV_HISTORY + CONV_BACKWARD_TILE][4], dz[CONV_BACKWARD_TILE + CONV_HISTORY][4];
     int reach[CONV_BACKWARD_TILE + CONV_HISTORY];

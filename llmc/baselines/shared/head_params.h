@@ -1,6 +1,6 @@
 /*
-Parameters of the recurrent mixers that are one number a head: the time step's bias, the decay's rate. The decay of a
-token is exp(-softplus(dt + dt_bias) e^A_log). Called by the params.h of Mamba-2 and DeltaNet.
+Parameters of the recurrent mixers that are one number a head: the time step's bias, the decay's rate. The
+decay of a token is exp(-softplus(dt + dt_bias) e^A_log). Called by the params.h of Mamba-2 and DeltaNet.
 */
 #pragma once
 

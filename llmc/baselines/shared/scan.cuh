@@ -28,8 +28,8 @@ typedef struct {
                                // heads share q and k
     int64_t value_row;         // of v and dv from token to token; heads are adjacent
     float scale;
-    // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read only with beta, as a
-    // decay of 0 does the same. NULL: a sequence is one document
+    // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read only with beta, as
+    // a decay of 0 does the same. NULL: a sequence is one document
     const int32_t* doc_start;
     bool decays; // with beta: there is also log_decay
 } ScanShape;

@@ -1,6 +1,6 @@
 /*
-The recurrence of DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is
-updated by every token:
+The recurrence of DeltaNet, Gated DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V]
+is updated by every token:
 
     S' = diag(f_t) S_{t-1}                          f_t: a decay per channel of K, one per head, or none
     u_t = v_t, or beta_t (v_t - S'^T k_t)           the delta rule: what S' holds under k_t is replaced
@@ -230,8 +230,8 @@ static inline void scan_backward(const ScanBackward* g, const Scan* r, const Sca
     int64_t K = s->K, V = s->V, pieces = s->B * s->NH * scan_pieces(V), segments = scan_segments(s->T);
 #pragma omp parallel
     {
-        // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS [K, n],
-        // and zeros [K, n], the state before a document
+        // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS
+        // [K, n], and zeros [K, n], the state before a document
         real* states =
             (real*)xcalloc((size_t)((SEGMENT + 3) * K * COLUMNS + SEGMENT * COLUMNS), sizeof(real));
         const real* zeros = states + (SEGMENT + 2) * K * COLUMNS + SEGMENT * COLUMNS;

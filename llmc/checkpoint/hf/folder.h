@@ -81,8 +81,8 @@ static inline void hf_print_names(FILE* f, const char* what, const char* paths) 
     fprintf(f, "` |\n");
 }
 
-// Prints how transformers opens the folder. A prompt's first token is given by its id: written as text, it would be
-// no token of a text with a prefix space.
+// Prints how transformers opens the folder. A prompt's first token is given by its id: written as text, it
+// would be no token of a text with a prefix space.
 static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
     fprintf(f, "```python\n%sfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n",
             t ? "import torch\n" : "");

@@ -2,7 +2,8 @@
 The tokenizer of a checkpoint folder: tokenizer.json and tokenizer_config.json, which AutoTokenizer opens.
 
 It is read once, at the start of a run (hf_tokenizer_find), from beside the first data shard, or else from the
-folder that the run starts from, and kept as text that gives the ids of training. Called on rank 0, by data.h and generate.h.
+folder that the run starts from, and kept as text that gives the ids of training. Called on rank 0, by data.h
+and generate.h.
 */
 #pragma once
 
@@ -44,8 +45,8 @@ static inline bool hf_read(char** text, const char* path, Error* err) {
     return fail(err, "%s: is not JSON: it has a zero byte", path);
 }
 
-// The name of the token with an id; NULL if there is none. `vocab` has names with ids, or, as a Unigram model's,
-// pairs of a name and a score.
+// The name of the token with an id; NULL if there is none. `vocab` has names with ids, or, as a Unigram
+// model's, pairs of a name and a score.
 static inline const char* hf_token_name(const Json* j, int vocab, int added, int64_t wanted) {
     int64_t id = -1;
     for (int i = json_first(j, added); i >= 0; i = json_next(j, i))
@@ -82,7 +83,8 @@ static inline bool hf_check_tokenizer(const char* path, const Json* j, const Con
 }
 
 // The text of a parsed tokenizer.json, to be freed, in which null stands for what shards are encoded without
-// (scripts/common.py): tokens added to a text, its truncation and padding, and merges that are left out at random.
+// (scripts/common.py): tokens added to a text, its truncation and padding, and merges that are left out at
+// random.
 static inline char* hf_as_in_training(const Json* j, const char* text) {
     const int nodes[] = {json_get(j, 0, "truncation"), json_get(j, 0, "padding"),
                          json_get(j, 0, "post_processor"), json_get(j, json_get(j, 0, "model"), "dropout")};
@@ -104,8 +106,8 @@ static inline char* hf_as_in_training(const Json* j, const char* text) {
 }
 
 // Composes tokenizer_config.json, to be freed; end_of_text: NULL where that token has no name. Without
-// model_max_length: transformers warns of every longer text that it leads to indexing errors, and these models
-// read any length.
+// model_max_length: transformers warns of every longer text that it leads to indexing errors, and these
+// models read any length.
 static inline char* hf_compose_config(const Json* j, const char* end_of_text, bool json_escape) {
     bool prefix_space = false; // transformers 4 switches the file's off where the config does not have it
     json_bool(j, json_get(j, json_get(j, 0, "pre_tokenizer"), "add_prefix_space"), &prefix_space);
@@ -130,8 +132,8 @@ static inline char* hf_compose_config(const Json* j, const char* end_of_text, bo
     return w.text;
 }
 
-// Makes the tokenizer's files from the text of a tokenizer.json, which is freed. `path` names it. On error *t is
-// empty.
+// Makes the tokenizer's files from the text of a tokenizer.json, which is freed. `path` names it. On error *t
+// is empty.
 static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* text, const Config* c,
                                     bool json_escape, Error* err) {
     Json j;
@@ -150,9 +152,10 @@ static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* text
 }
 
 // Finds the tokenizer of a run: PREFIX_tokenizer.json beside `shard`, the first of the training data, or else
-// tokenizer.json in `folder` (NULL: none), a checkpoint or Hugging Face folder. The latter's tokenizer_config.json
-// is not taken: shards are encoded without what it switches on. *t is empty if there is neither. Free with
-// hf_tokenizer_free. Fails, with nothing to free, if a file is there but is not a tokenizer of the model.
+// tokenizer.json in `folder` (NULL: none), a checkpoint or Hugging Face folder. The latter's
+// tokenizer_config.json is not taken: shards are encoded without what it switches on. *t is empty if there is
+// neither. Free with hf_tokenizer_free. Fails, with nothing to free, if a file is there but is not a
+// tokenizer of the model.
 static inline bool hf_tokenizer_find(HfTokenizer* t, const char* shard, const char* folder, const Config* c,
                                      bool json_escape, Error* err) {
     char path[PATH_LENGTH], *text = NULL;

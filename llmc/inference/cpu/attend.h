@@ -1,11 +1,10 @@
 /*
 Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
-A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head of keys: keys [dh, PAGE_TOKENS], transposed so
-that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf of each of the `group` heads of
-queries that read it. Each query reads its keys
-page by page in an online softmax, so a row's bits depend neither on the other rows of the pass nor on how the
-sequence was cut into passes.
+A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head of keys: keys [dh, PAGE_TOKENS], transposed
+so that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf of each of the `group` heads
+of queries that read it. Each query reads its keys page by page in an online softmax, so a row's bits depend
+neither on the other rows of the pass nor on how the sequence was cut into passes.
 
 Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). The keys up to the end e of
 a page have at most this share of query i's weight:
@@ -78,8 +77,8 @@ static inline double qk_norm_limit(const real* q_weight, const real* k_weight, i
 // ln(e^a + e^b)
 static inline double log_add(double a, double b) { return fmax(a, b) + log1p(exp(-fabs(a - b))); }
 
-// Adds a token's log gate to the sums of its head, and counts the pages that it forgets. `position` is the token's,
-// counted from 0.
+// Adds a token's log gate to the sums of its head, and counts the pages that it forgets. `position` is the
+// token's, counted from 0.
 static inline void head_sums_add(HeadSums* sums, const Forgetting* f, const HeadPages* pages,
                                  int64_t position, double logf) {
     sums->cum_logf += logf;

@@ -19,7 +19,7 @@ Called by attention's `extend`, and by extend.h.
 #define CACHE_PAGES(X) \
     X(real, k, false, pages * dh * PAGE_TOKENS)             /* [pages,dh,PAGE_TOKENS] as attention reads */ \
     X(real, v, false, pages * PAGE_TOKENS * dh)             /* [pages,PAGE_TOKENS,dh] */ \
-    X(double, cum_logf, false, gated * pages * g * PAGE_TOKENS) /* [pages,g,PAGE_TOKENS] of the g heads that read it */ \
+    X(double, cum_logf, false, gated * pages * g * PAGE_TOKENS) /* [pages,g,PAGE_TOKENS] */ \
     X(HeadSums, page_end, false, gated * pages * g)         /* [pages,g] at the page's last token */ \
     X(real, last, true, slots * R)                          /* [L,slots,R] proj of the last token */ \
     X(HeadSums, sums, true, slots * NH)                     /* [L,slots,NH] at the last token */ \

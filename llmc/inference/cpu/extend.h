@@ -144,8 +144,8 @@ static inline Cache* cache_allocate(const Config* config, const Layer* layer, co
 // ----------------------------------------------------------------------------
 // a pass
 
-// Extends a recurrent mixer's sequences, one after the other: out = in + mixer(norm(in)), [rows, d]. Tensors that it
-// keeps for every layer hold the states of all slots; the others are scratch.
+// Extends a recurrent mixer's sequences, one after the other: out = in + mixer(norm(in)), [rows, d]. Tensors
+// that it keeps for every layer hold the states of all slots; the others are scratch.
 static inline void recurrent_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
     const Extension* e = cache->pass;
     const int64_t d = layer->config->hidden_size;

@@ -366,8 +366,8 @@ static inline void device_cache_fork(DeviceCache* c, int64_t from, int64_t to, c
 }
 
 // forgotten [slots, heads]: pages at the beginning of each head that no later row needs, of all slots that
-// hold tokens. Waits for the device. A slot whose page table is not on the device yet, such as a fork before its
-// first pass, keeps the counts that it was forked with (length -1).
+// hold tokens. Waits for the device. A slot whose page table is not on the device yet, such as a fork before
+// its first pass, keeps the counts that it was forked with (length -1).
 static inline void device_cache_forgotten(DeviceCache* c, int32_t* forgotten, cudaStream_t stream) {
     int64_t count = c->sizes.slots * pages_heads(c->pages);
     int32_t* lengths = (int32_t*)c->host_bytes; // free between passes

@@ -97,8 +97,8 @@ __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, co
     }
 }
 
-// Number of chunks of x that matvec_norm_x keeps in registers with two tiles. On sm_100 and later, where no run has
-// timed it, 6 would spill 72 bytes.
+// Number of chunks of x that matvec_norm_x keeps in registers with two tiles. On sm_100 and later, where no
+// run has timed it, 6 would spill 72 bytes.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 enum { MATVEC_CACHED = 4 };
 #else

@@ -9,8 +9,9 @@ pass.
 
     k, v        [pages, PAGE_TOKENS, dh] bf16, dh 64 or 128, the 16-byte chunks of a row swizzled as in shared
                 memory (mma_sm80.cuh), so that attention copies a page as it is
-    cum_logf    [pages, group, PAGE_TOKENS] double, of each of the `group` query heads that read a page; log gates are rounded to multiples of 2^-36, so sums down to
-                -1.3e5 are exact, and cum_logf does not depend on how a sequence is cut into passes
+    cum_logf    [pages, group, PAGE_TOKENS] double, of each of the `group` query heads that read a page; log
+                gates are rounded to multiples of 2^-36, so sums down to -1.3e5 are exact, and cum_logf does
+                not depend on how a sequence is cut into passes
     table       [slots, heads, table_width] pages of a head of keys; head l KVH + h is head h of layer l
 
 Forgetting. With QK norm |q k| / sqrt(dh) <= U for all pairs of a head, so the keys up to the end e of a page
@@ -19,8 +20,8 @@ have at most
     exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j)        c: cum_logf
 
 of row i's weight. c only falls, and so does this bound: a page once below the tolerance stays forgotten. The
-logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates).
-Without QK norm there is no U for queries to come, and nothing is forgotten but what has left a window. A page is
+logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates). Without QK
+norm there is no U for queries to come, and nothing is forgotten but what has left a window. A page is
 forgotten when all query heads that read it have forgotten it.
 */
 #pragma once
@@ -39,8 +40,8 @@ typedef struct {
     int32_t* table;      // [slots, heads, table_width]
     int32_t* forgotten;  // [slots, heads] number of forgotten pages, the first ones of a head
     double2* gates; // [slots, layers NH] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
-    // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, in element position % 2 of the first 2:
-    // thread blocks of one group may read the token before while another writes the next
+    // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, in element position % 2 of
+    // the first 2: thread blocks of one group may read the token before while another writes the next
     bf16* last;
     double* limits;         // [layers NH] U from QK norm's weights; NULL: no QK norm
     double log_tolerance;   // ln of the share of a row's weight that may be forgotten
@@ -227,8 +228,9 @@ __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, con
     return prefetched;
 }
 
-// The row's q, k or v, eight channels a thread. The thread that has read `last` writes the pass's last token: to the
-// same place in a pass of an even number of rows, where it alone reads these channels, else to the other.
+// The row's q, k or v, eight channels a thread. The thread that has read `last` writes the pass's last token:
+// to the same place in a pass of an even number of rows, where it alone reads these channels, else to the
+// other.
 __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const KvAppendPrefetch& prefetched, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
@@ -264,8 +266,8 @@ __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a,
     store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8), out);
 }
 
-// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, key_blocks a row for k, as many
-// for v, and row_blocks in all: q, k, v of several heads of a row.
+// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, key_blocks a row for k,
+// as many for v, and row_blocks in all: q, k, v of several heads of a row.
 __global__ static void __launch_bounds__(256)
     kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                      const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks,
@@ -328,7 +330,8 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // ----------------------------------------------------------------------------
 // forgotten pages
 
-// Updates the number of forgotten pages of a slot's head of keys, which holds `length` tokens; -1: the number stays.
+// Updates the number of forgotten pages of a slot's head of keys, which holds `length` tokens; -1: the number
+// stays.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) p.forgotten[at] = 0;
@@ -356,7 +359,8 @@ __global__ static void __launch_bounds__(256)
     if (i < p.slots * heads) pages_advance_head(p, i / heads, i % heads, lengths[i / heads]);
 }
 
-// Updates p->forgotten of all slots. lengths [slots], on the device: tokens that a slot holds; -1: its counts stay.
+// Updates p->forgotten of all slots. lengths [slots], on the device: tokens that a slot holds; -1: its counts
+// stay.
 static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStream_t stream) {
     CUDA_LAUNCH(pages_advance_kernel, ceil_div<int64_t>(p->slots * pages_heads(*p), 256), 256, stream, *p,
                 lengths);

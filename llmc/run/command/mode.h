@@ -16,7 +16,8 @@ typedef struct {
     RunMode mode;
 } CommandLine;
 
-// What messages call a mode that takes a model as it is; NULL: the mode trains, or shows what a training would do.
+// What messages call a mode that takes a model as it is; NULL: the mode trains, or shows what a training
+// would do.
 static inline const char* mode_option(const CommandLine* line) {
     switch (line->mode) {
     case RUN_GENERATE: return line->options.generate != OPTION_UNSET ? "generate" : "prompt";
@@ -116,8 +117,8 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     return line;
 }
 
-// Dies where an option on the command line is of samples, and the run makes none. o: the run's options, which a
-// checkpoint may have completed.
+// Dies where an option on the command line is of samples, and the run makes none. o: the run's options, which
+// a checkpoint may have completed.
 static inline void mode_check_samples(const CommandLine* line, const Options* o) {
     static const struct {
         size_t field;
@@ -145,8 +146,8 @@ static inline void mode_check_validation(const CommandLine* line) {
             every ? "every" : "tokens");
 }
 
-// Dies where the mode lacks an option, or does not go with one or with several ranks. o: the run's options, which a
-// checkpoint, the mode and a recipe have completed.
+// Dies where the mode lacks an option, or does not go with one or with several ranks. o: the run's options,
+// which a checkpoint, the mode and a recipe have completed.
 static inline void mode_check_completed(const CommandLine* line, const Options* o, int ranks) {
     Error err;
     const RunMode mode = line->mode;

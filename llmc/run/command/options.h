@@ -61,8 +61,8 @@ enum {
     MAPS = 1 << RUN_MAPS,
     ALL_MODES = GENERATES | ANSWERS | EVALUATES | MAPS,
     RECORDED = 1 << 16, // by trainer.json, from which --resume restores it
-    // RECORDED, and it decides what a resumed run learns, or what its text is; others say how it is computed, kept
-    // and measured. What can never change (run.h) is RECORDED alone
+    // RECORDED, and it decides what a resumed run learns, or what its text is; others say how it is computed,
+    // kept and measured. What can never change (run.h) is RECORDED alone
     TRAINS = RECORDED | 1 << 17,
 };
 
@@ -80,7 +80,8 @@ ROW(LIST, set, RECORDED | ALL_MODES, "set", "KEY=VALUE", 0, 0, 0, \
 ROW(TEXT, init, RECORDED | ALL_MODES, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
 GROUP("Data") \
-ROW(TEXT, data, RECORDED, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them); GLOB:0.7,GLOB:0.3: a mixture") \
+ROW(TEXT, data, RECORDED, "data", "GLOB", 0, 0, 0, \
+    "training shards (data/README.md says how to make them); GLOB:0.7,GLOB:0.3: a mixture") \
 ROW(TEXT, val_data, RECORDED | EVALUATES | MAPS, "val-data", "GLOB", 0, 0, 0, \
     "held-out shards; GLOB:1,GLOB:1: also the loss of each") \
 ROW(FLAG, data_changed, THIS_PROCESS, "data-changed", "", 0, 0, 0, \
@@ -122,8 +123,8 @@ ROW(REAL, beta2, TRAINS, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of
 ROW(REAL, adam_eps, TRAINS, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
 ROW(REAL, grad_clip, TRAINS, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
 ROW(REAL, skip_spikes, TRAINS, "skip-spikes", "K", 0, 0, 1e6, \
-    "leave out a step whose gradient norm is more than K standard deviations above the mean of the last 128 " \
-    "norms, as 6; 0: none") \
+    "leave out a step whose gradient norm is more than K standard deviations above the mean of the last " \
+    "128 norms, as 6; 0: none") \
 ROW(COUNT, seed, RECORDED | GENERATES | ANSWERS, "seed", "N", 1, 0, 1LL << 62, \
     "seed of initial weights, shuffling and samples") \
 GROUP("Output") \
@@ -203,8 +204,8 @@ ROW(COUNT, sequence_ranks, RECORDED | ALL_MODES, "sequence-ranks", "N", 1, 1, SE
     "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
 ROW(SWITCH, dry_run, THIS_PROCESS, "dry-run", "plan|config", OPTION_UNSET, DRY_RUN_PLAN, 0, \
-    "print memory, time, checkpoints and sizes, with `config` the model's configuration too, and exit; needs no " \
-    "GPU") \
+    "print memory, time, checkpoints and sizes, with `config` the model's configuration too, and exit; needs " \
+    "no GPU") \
 ROW(TEXT, gpu, THIS_PROCESS, "gpu", "NAME", 0, 0, 0, \
     "with --dry-run: plan for this GPU, as in H100, A100, L40S or 4090, of another machine") \
 ROW(REAL, gpu_memory, THIS_PROCESS, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, \
@@ -280,8 +281,8 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return ok;
 }
 
-// How often something is due from behind `step` on that is due every `every` steps, or never (0), and behind the last
-// of `steps`.
+// How often something is due from behind `step` on that is due every `every` steps, or never (0), and behind
+// the last of `steps`.
 static inline int64_t option_times(int64_t every, int64_t step, int64_t steps) {
     if (every == 0 || every > steps) every = steps;
     return every == 0 ? 0 : (steps + every - 1) / every - (step > 0 ? (step - 1) / every : 0);
@@ -290,8 +291,9 @@ static inline int64_t option_times(int64_t every, int64_t step, int64_t steps) {
 // A token without gradients takes about this share of the time of one with: 0.33 by FLOPs, 0.46 as measured.
 #define OPTIONS_FORWARD_SHARE 0.4
 
-// Tokens of a measure of the held-out loss without --val-tokens: all measures of a training have at most a tenth as many
-// tokens as are trained on, and so take 2 to 5% of its time on any machine. At least 4 sequences, at most 1 Mi tokens.
+// Tokens of a measure of the held-out loss without --val-tokens: all measures of a training have at most a
+// tenth as many tokens as are trained on, and so take 2 to 5% of its time on any machine. At least 4
+// sequences, at most 1 Mi tokens.
 static inline int64_t options_val_tokens(const Options* o) {
     const int64_t steps = (o->max_tokens + o->batch_tokens - 1) / o->batch_tokens;
     const int64_t share = o->max_tokens / (10 * option_times(o->val_every, 0, steps));
@@ -466,9 +468,9 @@ static inline bool options_give(const bool given[NUM_OPTION_ROWS], size_t field)
 }
 
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
-// command line. A recorded --cooldown-tokens or --lr-end is dropped where the schedule on the command line has no use
-// for it. Options that this version does not have are ignored. Texts point into j, which must outlive *o. On error *o
-// is undefined; `source` names the file.
+// command line. A recorded --cooldown-tokens or --lr-end is dropped where the schedule on the command line
+// has no use for it. Options that this version does not have are ignored. Texts point into j, which must
+// outlive *o. On error *o is undefined; `source` names the file.
 static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS], const char* source,
                                    const Json* j, int node, Error* err) {
     for (int member = json_first(j, node); member >= 0; member = json_next(j, member)) {
