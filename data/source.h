@@ -13,7 +13,7 @@ Every file is compared with its SHA-256 in a list, where there is one.
 #include "zarr.h"
 
 // ----------------------------------------------------------------------------
-// files of an array, of the cache or a local source
+// files of an array, which is in the cache or local
 
 // Writes "base/name" to out[PATH_LENGTH], with room for a suffix of 7 bytes; dies if it is too long.
 static inline void join_name(char* out, const char* base, const char* name) {

@@ -374,8 +374,8 @@ static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float
 
 // ----------------------------------------------------------------------------
 
-// Waits for an event of the device: with other ranks (e is not NULL) by polling, since one that has failed
-// would never end.
+// Waits for an event of the device. With other ranks (e is not NULL) it polls, and dies where one has failed:
+// the event would never come.
 static inline void exchange_wait(const Exchange* e, cudaEvent_t done) {
     const struct timespec pause = {0, 50000};
     while (e && cudaEventQuery(done) == cudaErrorNotReady) {

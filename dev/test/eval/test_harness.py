@@ -9,8 +9,8 @@ which is made here in the same format: the paper's short tasks, and one of gener
     build/eval/bin/python dev/test/eval/test_harness.py [PYTHON]
 
 PYTHON runs `hf` in place of the same Python. It may have other versions: lm_eval 0.4.5, transformers 4.44.2.
-test_harness.sh runs this where the packages are installed. The command lines of both are tested elsewhere:
-dev/test/scripts/eval_harness.py, dev/test/hf/test_lm_eval.py.
+test_harness.sh runs this where the packages are installed. harness.py's command line is tested by
+dev/test/scripts/eval_harness.py, lm_eval's own nowhere.
 """
 import importlib.util
 import json
