@@ -1,11 +1,11 @@
 /*
-llmc/formats/json.h. Accepted text is valid by the grammar of RFC 8259, written out below a second time, and
-valid text is accepted, apart from what json.h says it refuses. What was parsed survives writing and parsing
-again.
+llmc/formats/json.h and json_writer.h. Accepted text is valid by the grammar of RFC 8259, written out below a
+second time, and valid text is accepted, apart from what json.h says it refuses. What was parsed survives
+writing and parsing again.
 */
 #include <ctype.h>
 #include "fuzz.h"
-#include "../../llmc/formats/json.h"
+#include "../../llmc/formats/json_writer.h"
 
 // ----------------------------------------------------------------------------
 // the grammar: each function returns the end of what it matches at s, or NULL

@@ -15,7 +15,7 @@ Called by write.h, and to load by run.h, which parses the record of a checkpoint
 #pragma once
 
 #include "../base/checksum.h"
-#include "../formats/json.h"
+#include "../formats/json_writer.h"
 #include "../model/grad_norms.h"
 
 typedef struct {

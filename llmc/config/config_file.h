@@ -6,7 +6,7 @@ paper's released checkpoints. Called by llmc/checkpoint and llmc/run.
 
 #include "config.h"
 #include "config_check.h"
-#include "../formats/json.h"
+#include "../formats/json_writer.h"
 
 // The value of a KEY_INT; head_dim is the derived one unless it waits for config_check.
 static inline int64_t config_int(const Config* c, const ConfigKey* key) {

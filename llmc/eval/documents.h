@@ -17,7 +17,7 @@ Sums are doubles. Filled by positions.h, written by evaluation.h.
 #pragma once
 
 #include "../base/octaves.h"
-#include "../formats/json.h"
+#include "../formats/json_writer.h"
 #include "../ranks/watch.h"
 #include "../run/trainer.h"
 

@@ -16,7 +16,7 @@ Names that end in an underscore are private.
 #pragma once
 
 #include <math.h>
-#include "json.h"
+#include "json_writer.h"
 
 enum {
     SAFETENSORS_MAX_DIMS = 8,

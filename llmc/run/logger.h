@@ -17,7 +17,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 #include <time.h>
 #include "../base/common.h"
 #include "../base/octaves.h"
-#include "../formats/json.h"
+#include "../formats/json_writer.h"
 #include "../model/shapes.h"
 #include "../tokens/mixture.h"
 #include "command/options.h"

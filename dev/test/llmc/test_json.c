@@ -1,9 +1,9 @@
 /*
-Tests of llmc/formats/json.h: parsed values, errors and their positions, written text, and that damaged texts
-never cause an invalid memory access.
+Tests of llmc/formats/json.h and json_writer.h: parsed values, errors and their positions, written text, and
+that damaged texts never cause an invalid memory access.
 */
 #include <math.h>
-#include "../../../llmc/formats/json.h"
+#include "../../../llmc/formats/json_writer.h"
 #include "../../../llmc/base/random.h"
 #include "../check.h"
 

@@ -8,7 +8,7 @@ and generate.h.
 #pragma once
 
 #include "../../config/config.h"
-#include "../../formats/json.h"
+#include "../../formats/json_writer.h"
 #include "../../tokens/shard.h"
 #include "../../tokens/tokenizer_json.h"
 

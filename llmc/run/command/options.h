@@ -11,7 +11,7 @@ A number or choice that was not given is OPTION_UNSET until the recipe, or the p
 
 #include "cli.h"
 #include "../../base/common.h"
-#include "../../formats/json.h"
+#include "../../formats/json_writer.h"
 #include "../../model/activations.h"
 #include "../../config/presets.h"
 #include "../../model/sequence.h"
