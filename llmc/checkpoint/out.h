@@ -12,7 +12,7 @@ the newest complete checkpoint remains, and the next save removes the leftovers.
 something else stands is never removed. A complete folder can still be damaged from outside: the caller then
 tries the next older one of checkpoint_list.
 
-Called by run.h and chosen_model.h, which look for a checkpoint to start from, by write.h, and by train.h.
+Called by configure.h and chosen_model.h, which look for a checkpoint to start from, by write.h and train.h.
 */
 #pragma once
 

@@ -10,7 +10,7 @@ is found:
 The last one is of trainer.json itself, up to the comma before it. A record from which "checksums" was taken,
 to edit a checkpoint by hand, is read unchecked.
 
-Called by write.h, and to load by run.h, which parses the record of a checkpoint to resume, and by read.h.
+Called by write.h, and to load by resume.h, which parses the record of a checkpoint, and by read.h.
 */
 #pragma once
 

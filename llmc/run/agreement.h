@@ -7,6 +7,7 @@ Called by main.h and data.h. Everything here is collective, and trivial for one 
 #pragma once
 
 #include "../base/checksum.h"
+#include "../config/config_file.h"
 #include "../formats/safetensors.h"
 #include "../ranks/world.h"
 #include "run.h"

@@ -1,5 +1,5 @@
 /*
-The model that --model, --recipe, --init and --set describe. Called by run.h.
+The model that --model, --recipe, --init and --set describe. Called by configure.h, resume.h and shares.h.
 */
 #pragma once
 

@@ -6,7 +6,9 @@ by position in the context. Called by main.h and train.h, and run_print_plan by 
 
 #include "../base/checksum.h"
 #include "logger.h"
+#include "recipe.h"
 #include "run.h"
+#include "schedule.h"
 
 // Prints --version: name and commit of the program, its compiler, MPI, and the trainer's own lines.
 static inline void run_print_version(const char* program, const char* built_with) {

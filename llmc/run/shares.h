@@ -8,6 +8,8 @@ Called by train.h, and by eval/ for what it measures. Errors end the program.
 
 #include <sys/resource.h>
 #include "../tokens/vocab_check.h"
+#include "chosen_model.h"
+#include "recipe.h"
 #include "run.h"
 
 // This rank's share of a number of micro-batches: that of its group.

@@ -10,7 +10,7 @@ Called by train.h, in all ranks.
 #include "../serve/generate.h"
 #include "../checkpoint/hf/tokenizer.h"
 #include "../run/agreement.h"
-#include "../run/run.h"
+#include "../run/resume.h"
 #include "../tokens/vocab_check.h"
 #include "../tokens/fingerprint.h"
 

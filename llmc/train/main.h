@@ -12,6 +12,7 @@ trainers, and only there.
 #include "../eval/evaluation.h"
 #include "../eval/maps.h"
 #include "../plan/plan.h"
+#include "../run/configure.h"
 #include "bench.h"
 #include "initial_weights.h"
 #include "train.h"

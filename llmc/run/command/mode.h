@@ -2,7 +2,7 @@
 The mode of a process, which its command line chooses: train, or do one thing and exit; and the options that a
 mode needs, or refuses because it has no use for them.
 
-Called by run.h. Functions die() on error.
+Called by main.h and configure.h. Functions die() on error.
 */
 #pragma once
 

@@ -2,8 +2,8 @@
 The options of both trainers, from one table.
 
 A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
-and its member in trainer.json, from which --resume restores it. Called by run.h and, for that record,
-train.h.
+and its member in trainer.json, from which --resume restores it. Called by configure.h, resume.h and, for
+that record, train.h.
 
 A number or choice that was not given is OPTION_UNSET until the recipe, or the program, chooses it.
 */
@@ -62,7 +62,7 @@ enum {
     ALL_MODES = GENERATES | ANSWERS | EVALUATES | MAPS,
     RECORDED = 1 << 16, // by trainer.json, from which --resume restores it
     // RECORDED, and it decides what a resumed run learns, or what its text is; others say how it is computed,
-    // kept and measured. What can never change (run.h) is RECORDED alone
+    // kept and measured. What can never change (resume.h) is RECORDED alone
     TRAINS = RECORDED | 1 << 17,
 };
 
