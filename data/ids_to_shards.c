@@ -68,7 +68,7 @@ typedef struct {
 static bool write_ready(Job* job, Error* err) {
     const int64_t ready = job->row ? job->count / job->row * job->row : job->count;
     if (job->options->roll != CLI_UNSET)
-        roll_documents(job->ids, ready, &job->writers[job->split], job->split, job->options->roll);
+        roll_documents(job->ids, ready, &job->writers[job->split], job->options->roll);
     if (!shard_write(&job->writers[job->split], job->ids, ready, err)) return false;
     job->count -= ready;
     memmove(job->ids, job->ids + ready, (size_t)job->count * sizeof *job->ids);

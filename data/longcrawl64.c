@@ -296,7 +296,7 @@ static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err
     for (int64_t r = 0; r < documents; r++) {
         for (int64_t k = 0; k < D; k++) out->tokens[k] = out->row[r * D + k];
         if (w->options->roll >= 0)
-            roll_document(out->tokens, D, 0, documents_before(w, row) + r, w->options->roll);
+            roll_document(out->tokens, D, documents_before(w, row) + r, w->options->roll);
         if (!shard_write(&out->writer, out->tokens, D, err)) return false;
     }
     return true;

@@ -1,8 +1,8 @@
 /*
 Rolls documents of D tokens: each becomes tokens [o, D) and then [0, o) of itself, with an offset o drawn from
-a seed and from its number in its split. What stands at the beginning of files is then at any position, so
-that the loss by position does not mix content with the length of the context (arXiv 2503.02130, appendix B).
-Called by text_to_shards, ids_to_shards and longcrawl64.
+a seed and from its number in its split, as --eval --roll has it. What stands at the beginning of files is then
+at any position, so that the loss by position does not mix content with the length of the context (arXiv
+2503.02130, appendix B). Called by text_to_shards, ids_to_shards and longcrawl64.
 */
 #pragma once
 
@@ -16,20 +16,17 @@ static inline void roll_reverse(uint32_t* tokens, int64_t count) {
     }
 }
 
-// Rolls document `number` of a split.
-static inline void roll_document(uint32_t* tokens, int64_t D, int split, int64_t number, int64_t seed) {
-    const int64_t o = (int64_t)(random_u64((uint64_t)seed, (uint64_t)split, (uint64_t)number) % (uint64_t)D);
+static inline void roll_document(uint32_t* tokens, int64_t D, int64_t number, int64_t seed) {
+    const int64_t o = (int64_t)(random_u64((uint64_t)seed, 0, (uint64_t)number) % (uint64_t)D);
     roll_reverse(tokens, o);
     roll_reverse(tokens + o, D - o);
     roll_reverse(tokens, D);
 }
 
 // Rolls the documents that the writer of a split gets next.
-static inline void roll_documents(uint32_t* tokens, int64_t count, const ShardWriter* writer, int split,
-                                  int64_t seed) {
+static inline void roll_documents(uint32_t* tokens, int64_t count, const ShardWriter* writer, int64_t seed) {
     const int64_t D = writer->header.doc_len;
-    for (int64_t i = 0; i < count / D; i++)
-        roll_document(tokens + i * D, D, split, writer->total / D + i, seed);
+    for (int64_t i = 0; i < count / D; i++) roll_document(tokens + i * D, D, writer->total / D + i, seed);
 }
 
 // Keeps the seed of a conversion that may be interrupted in PREFIX_SPLIT_roll.txt. Fails where it has begun,

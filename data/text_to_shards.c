@@ -403,7 +403,7 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     tokenizer_encode(&job->tokenizer, text, n, tokens);
     const int64_t row = job->row, ready = row ? tokens->count / row * row : tokens->count;
     if (job->options->roll != CLI_UNSET)
-        roll_documents(tokens->data, ready, &job->writers[split], split, job->options->roll);
+        roll_documents(tokens->data, ready, &job->writers[split], job->options->roll);
     if (!shard_write(&job->writers[split], tokens->data, ready, err)) return false;
     tokens->count -= ready;
     memmove(tokens->data, tokens->data + ready, (size_t)tokens->count * sizeof *tokens->data);

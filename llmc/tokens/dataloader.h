@@ -69,7 +69,7 @@ typedef struct {
     // set by the caller after open
     bool unverified;       // checksums are not read
     bool rolls;            // each document is rotated by an offset drawn from
-    uint64_t roll_seed;    // and its number, as data/roll.h does for training shards
+    uint64_t roll_seed;    // and its number, as data/roll.h does in shards
     bool counts_documents; // of batches, and the pairs of attention in
     int64_t window;        // a window of so many keys; 0: without one
     // owned by the caller's thread

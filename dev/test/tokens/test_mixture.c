@@ -130,19 +130,21 @@ static void enumerate(int parts[], int64_t windows[], int64_t n, const double we
     }
 }
 
-// Ranks 1 to 3 read strides of 6, stop anywhere, and others go on: each sequence is the enumeration's.
+// Ranks 1 to 3 read strides of 6, stop anywhere, and others go on: each sequence is the enumeration's, and of
+// each part as many are read as its share says, to one.
 static void test_resumed(void) {
-    enum { STRIDE = 6, STRIDES = 100, N = STRIDE * STRIDES };
+    enum { STRIDE = 6, STRIDES = DRAWN / STRIDE + 1, N = STRIDE * STRIDES };
     static const char* const weights[3] = {":2", ":1", ":1"};
     static const double shares[3] = {0.5, 0.25, 0.25};
     static int parts[N];
     static int64_t windows[N];
     for (int shuffle = 0; shuffle < 2; shuffle++) {
         int64_t at = 0, wrong = 0, read = 0;
+        double counts[3] = {0};
         enumerate(parts, windows, N, shares, shuffle);
         for (uint64_t turn = 0; at < N; turn++) {
             const int world = 1 + (int)(random_u64(7, 0, turn) % 3);
-            int64_t strides = 1 + (int64_t)(random_u64(7, 1, turn) % 12), end = at;
+            int64_t strides = 1 + (int64_t)(random_u64(7, 1, turn) % 600), end = at;
             if (strides > (N - at) / STRIDE) strides = (N - at) / STRIDE;
             for (int rank = 0; rank < world; rank++) {
                 DataLoader l;
@@ -153,8 +155,9 @@ static void test_resumed(void) {
                 for (int64_t i = 0; i < strides * share.count; i++, read++) {
                     const int64_t s = dataloader_position(&l) + share.first + l.taken;
                     int32_t inputs[T], targets[T];
-                    CHECK_OK(dataloader_next(&l, inputs, targets, &err));
-                    wrong += !is_window(inputs, targets, parts[s], windows[s]);
+                    wrong += !dataloader_next(&l, inputs, targets, &err) ||
+                             !is_window(inputs, targets, parts[s], windows[s]);
+                    counts[parts[s]]++;
                 }
                 end = dataloader_position(&l);
                 dataloader_close(&l);
@@ -163,6 +166,8 @@ static void test_resumed(void) {
         }
         CHECK(read == N && wrong == 0, "shuffle %d: %lld of %lld wrong", shuffle, (long long)wrong,
               (long long)read);
+        for (int k = 0; k < 3; k++)
+            CHECK(fabs(counts[k] - shares[k] * N) <= 1, "%g sequences of part %d", counts[k], k);
     }
 }
 

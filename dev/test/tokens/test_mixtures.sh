@@ -51,16 +51,17 @@ mixtures() {
 
 rolled() {
     local documents=$scratch/documents name result
-    seq 1 2000 >"$scratch/numbers" # two documents
-    check "shards" data/text_to_shards --tokenizer byte --doc-len 4096 --out "$documents" "$scratch/numbers"
-    check "rolled" data/text_to_shards --tokenizer byte --doc-len 4096 --roll 5 --out "$documents.rolled" "$scratch/numbers"
+    seq 1 2000 | tee "$scratch/numbers" >"$scratch/held" # two documents each, of which one file's are held out
+    set -- --tokenizer byte --doc-len 4096 --val-fraction 0.5 "$scratch/numbers" "$scratch/held"
+    check "shards" data/text_to_shards --out "$documents" "$@"
+    check "rolled" data/text_to_shards --out "$documents.rolled" --roll 5 "$@"
     rm -rf "$out"
     check "a model" train_on text --max-steps 1 --set hidden_size=8 --set num_heads=1
     for name in "documents.rolled" "documents --roll 5" documents "documents --roll 6"; do
         [ "$name $trainer" != "documents build/test/train_fox_sanitized" ] || continue # seconds, for what --roll 6 runs, too
         set -- $name
         check "--eval of $name" run --init "$out" --eval "$scratch/$1.json" --seq-len 4096 "${@:2}" \
-            --val-data "$scratch/$1_train_*.bin"
+            --val-data "$scratch/$1_val_*.bin"
         result=$(grep -A1 '"\(loss_mean\|last_loss\)"' "$scratch/$1.json")
         [ "$name" = documents.rolled ] && whole=$result
         case $name in
