@@ -1,5 +1,5 @@
 /*
-llmc/serve/requests.h: the lines of --requests, for a model of bytes and for one without a
+llmc/serve/request.h and requests.h: the lines of --requests, for a model of bytes and for one without a
 tokenizer. Every line that is not empty gets one answer, which is one line of JSON; what is handed to the
 engine keeps its rules. The engine's place is taken by tokens that follow from the input.
 */
@@ -13,7 +13,7 @@ static size_t answers_bytes;
 
 // Gives a sequence of the engine's its tokens, and ends it.
 static void finish_sequence(Requests* r, Sequence* s) {
-    const int64_t V = r->run->config.vocab_size;
+    const int64_t V = r->reader.run->config.vocab_size;
     REQUIRE(sequence_rows(s) >= 1, "%lld rows", (long long)sequence_rows(s));
     REQUIRE(s->most_tokens > 0 || (s->scored >= 1 && s->scored < s->tokens.count), "scored from %lld of %lld",
             (long long)s->scored, (long long)s->tokens.count);
@@ -73,11 +73,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     options_defaults(&run.options);
     run.options.seq_len = T, run.options.json_escape = flags & 2;
     stdout = open_memstream(&answers, &answers_bytes);
-    r->run = &run, r->name = "input";
+    r->reader.run = &run, r->name = "input";
     r->file = open(file_in_memory(0, data + 1, bytes - 1), O_RDONLY);
-    r->engine.sizes.capacity = CAPACITY, r->engine.end_of_text = 256;
+    r->reader.capacity = CAPACITY, r->engine.end_of_text = 256;
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
-    if (flags & 1) tokenizer_bytes(&r->tokenizer);
+    if (flags & 1) tokenizer_bytes(&r->reader.tokenizer);
     while (!r->ended || r->parsed < r->input.count) {
         requests_fill(r, true);
         finish_nodes(r);
@@ -85,7 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     require_answers(r);
     fclose(stdout);
     close(r->file);
-    tokenizer_free(&r->tokenizer);
+    tokenizer_free(&r->reader.tokenizer);
     free(r->input.data);
     free(answers);
     free(r);

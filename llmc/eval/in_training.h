@@ -81,7 +81,7 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
     Error err;
     int64_t longest = 1, requests = 0;
     char source[PATH_LENGTH + 64];
-    r->engine.sizes.capacity = most;
+    r->reader.capacity = most;
     r->lines = 0;
     for (const char *line = r->input.data, *end = line + r->input.count, *next; line < end; line = next + 1) {
         Json j;
@@ -93,7 +93,7 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
         snprintf(source, sizeof source, "--eval-requests %s: line %lld", r->name, (long long)r->lines);
         if (!json_parse(&j, source, line, (size_t)(next - line), &err)) die("%s", err.msg);
         q = (Request*)xcalloc(1, sizeof *q);
-        q->requests = r;
+        q->reader = &r->reader;
         if (!request_parse(q, &j, line, &err)) die("%s: %s", source, err.msg);
         for (int64_t i = 0; i < q->count; i++) {
             const int64_t tokens = sequence_rows(&q->sequences[i]) + q->sequences[i].most_tokens;
@@ -120,21 +120,21 @@ static inline Requests* eval_requests_open(Run* run) {
         die("--eval-requests: how often? give --eval-every STEPS");
     if (!o->eval_every || !o->eval_requests || run->world->rank != 0) return NULL;
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
-    r->run = run;
+    r->reader.run = run;
     r->name = o->eval_requests;
     r->adds_up = r->ended = true;
     r->input.data = read_file(r->name, &r->input.count, &err);
     if (!r->input.data) die("--eval-requests %s", err.msg);
-    tokenizer_bytes(&r->tokenizer);
+    tokenizer_bytes(&r->reader.tokenizer);
     const int64_t longest = eval_requests_check(r, INT64_MAX);
-    tokenizer_free(&r->tokenizer);
+    tokenizer_free(&r->reader.tokenizer);
     run->eval_tokens = longest < o->seq_len ? longest : o->seq_len;
     return r;
 }
 
 // Encodes the requests with the model's tokenizer, which outlives r.
 static inline void eval_requests_encode(Requests* r, Run* run, const Tokenizer* tokenizer) {
-    r->tokenizer = *tokenizer;
+    r->reader.tokenizer = *tokenizer;
     run->eval_tokens = eval_requests_check(r, run->options.seq_len);
 }
 
@@ -146,14 +146,15 @@ static inline void eval_requests_close(Requests* r) {
 // Answers all requests. False: there is no result, as the device has no memory for it, or because *stop is
 // not 0.
 static inline bool eval_requests_answer(Requests* r, const Trainer* trainer, Model* model) {
-    const CacheSizes sizes = eval_cache_sizes(r->run, r->run->eval_tokens);
+    const Run* run = r->reader.run;
+    const CacheSizes sizes = eval_cache_sizes(run, run->eval_tokens);
     memset(r->totals, 0, sizeof r->totals);
     r->parsed = 0;
     r->lines = r->answers = r->errors = 0;
-    if (!engine_open(&r->engine, trainer, model, &r->run->config, &sizes, r->run->world)) {
+    if (!engine_open(&r->engine, trainer, model, &run->config, &sizes, run->world)) {
         warn("step %lld: --eval-requests without answers: too little memory is left on the device for a "
              "sequence of %s",
-             (long long)r->run->state.step, counted(sizes.capacity, "token").text);
+             (long long)run->state.step, counted(sizes.capacity, "token").text);
         return false;
     }
     r->engine.on_token = request_on_token;

@@ -13,7 +13,7 @@ continued N times; the first sample is printed as it is generated, the others af
 Errors (no tokenizer, too little memory, logits that are not finite) end --generate with a message. A sample
 during training that does not fit into the device's memory is skipped with a warning.
 
-Called by main.h and train.h. requests.h uses GeneratedText.
+Called by main.h and train.h. request.h uses GeneratedText.
 */
 #pragma once
 

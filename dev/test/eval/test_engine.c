@@ -449,7 +449,7 @@ static void check_memory(const char* name) {
     Requests r;
     memset(&run, 0, sizeof run), memset(&r, 0, sizeof r);
     trainer.cache_new = small_cache_new, trainer.pass_tokens = 64, trainer.suggested_tokens = 64 * 40;
-    run.config = model.config, run.options.seq_len = 100, r.run = &run;
+    run.config = model.config, run.options.seq_len = 100, r.reader.run = &run;
     for (most_slots = 1; most_slots <= 40; most_slots = 2 * most_slots + 1) {
         requests_open(&r, &trainer, &model);
         int64_t slots = r.engine.sizes.slots;

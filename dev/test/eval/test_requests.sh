@@ -148,7 +148,7 @@ echo '{' >"$init/tokenizer.json"
 dies "tokenizer.json: " "$trainer" --init "$init" --prompt A --generate 3
 
 # dev/INFERENCE.md has a row for every member
-members=$(sed -n '/ members\[\]/,/};/p' llmc/serve/requests.h | grep -o '"[a-z_]*"' | tr -d '"' | sort -u)
+members=$(sed -n '/ members\[\]/,/};/p' llmc/serve/request.h | grep -o '"[a-z_]*"' | tr -d '"' | sort -u)
 equals 14 "$(echo "$members" | wc -l)"
 for member in $members; do
     check "$member in dev/INFERENCE.md" grep -q "^| \`$member\` |" dev/INFERENCE.md
