@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     require_count(s.sequences, "sequences");
     REQUIRE(isfinite(s.lr), "lr is %g", s.lr);
     for (int i = 0; i < NORMS_KEPT; i++)
-        REQUIRE(isfinite(s.norms.of[i]) && s.norms.of[i] >= 0, "a norm is %g", s.norms.of[i]);
+        REQUIRE(isfinite(s.norms.values[i]) && s.norms.values[i] >= 0, "a norm is %g", s.norms.values[i]);
     restore_options(&record);
     if (!checkpoint_verify(folder, &record, 0, 1, NULL, &err)) require_message(&err, folder);
     json_free(&record);

@@ -89,7 +89,8 @@ static inline TrainerState state_at(int64_t step) {
     s.seed = ((int64_t)1 << 62) - 1; // almost the largest that --seed takes
     s.lr = 0.1, s.warmup_tokens = 16, s.max_tokens = (int64_t)1 << 60;
     memset(&s.norms, 0, sizeof s.norms);
-    for (int64_t i = step; i > 0 && i > step - NORMS_KEPT; i--) s.norms.of[i % NORMS_KEPT] = 1 / (double)i;
+    for (int64_t i = step; i > 0 && i > step - NORMS_KEPT; i--)
+        s.norms.values[i % NORMS_KEPT] = 1 / (double)i;
     return s;
 }
 

@@ -47,10 +47,10 @@ static inline void checkpoint_put_state(JsonWriter* w, const TrainerState* s) {
     if (s->fingerprint) json_put_string(w, "fingerprint", hex64(hex, s->fingerprint));
     json_end(w);
     int64_t first = s->step - NORMS_KEPT + 1; // grad_norms: of the steps up to this one
-    while (first <= s->step && (first < 1 || s->norms.of[first % NORMS_KEPT] == 0)) first++;
+    while (first <= s->step && (first < 1 || s->norms.values[first % NORMS_KEPT] == 0)) first++;
     if (first > s->step) return;
     json_begin_array(w, "grad_norms");
-    for (; first <= s->step; first++) json_put_double(w, NULL, s->norms.of[first % NORMS_KEPT]);
+    for (; first <= s->step; first++) json_put_double(w, NULL, s->norms.values[first % NORMS_KEPT]);
     json_end(w);
 }
 
@@ -97,7 +97,7 @@ static inline bool checkpoint_read_norms(const Json* j, TrainerState* state) {
     memset(&state->norms, 0, sizeof state->norms);
     if (array >= 0 && (!json_is(j, array, JSON_ARRAY) || count > NORMS_KEPT || step < 0)) return false;
     for (int node = json_first(j, array); node >= 0; node = json_next(j, node)) {
-        double* norm = &state->norms.of[++step % NORMS_KEPT];
+        double* norm = &state->norms.values[++step % NORMS_KEPT];
         if (!json_double(j, node, norm) || !(*norm >= 0 && isfinite(*norm))) return false;
     }
     return true;

@@ -40,9 +40,9 @@ typedef struct {
     double lr, lr_end;
 } RecipeRow;
 
-#define ROW(recipe, preset_size, of, tokens, heads_of, peak, end)                                            \
+#define ROW(recipe, preset_size, models, tokens, heads, peak, end)                                           \
     {                                                                                                        \
-        .name = recipe, .size = preset_size, .families = of, .max_tokens = tokens, .head_size = heads_of,    \
+        .name = recipe, .size = preset_size, .families = models, .max_tokens = tokens, .head_size = heads,   \
         .lr = peak, .lr_end = end                                                                            \
     }
 #define ICLR_TOKENS 48318382080 // 45 Gi

@@ -142,7 +142,7 @@ struct Fp8Matrix {
 };
 
 struct Fp8Matrices {
-    Fp8Matrix of[FP8_LINEARS];
+    Fp8Matrix items[FP8_LINEARS];
 };
 
 // The matrix of the thread block, and `tile` becomes its number there: tiles are numbered one matrix after
@@ -150,12 +150,12 @@ struct Fp8Matrices {
 __device__ static inline Fp8Matrix fp8_matrix(const Fp8Matrices& matrices, int& tile) {
     int i = 0;
     for (tile = (int)blockIdx.x; i < FP8_LINEARS - 1; i++) {
-        const Fp8Matrix& m = matrices.of[i];
+        const Fp8Matrix& m = matrices.items[i];
         const int tiles = ceil_div<int>(m.columns, FP8_TILE) * ceil_div<int>(m.rows, FP8_TILE);
         if (tile < tiles) break;
         tile -= tiles;
     }
-    return matrices.of[i];
+    return matrices.items[i];
 }
 
 __device__ static inline void fp8_load_tile(Raw8 raw[FP8_TILE_ROWS], const Fp8Matrix& m,
@@ -204,7 +204,7 @@ __global__ static void __launch_bounds__(256)
 }
 
 static inline void fp8_write_matrices(const Fp8Matrices* matrices, int64_t tiles, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemsetAsync(matrices->of[0].lanes, 0,
+    CUDA_CHECK(cudaMemsetAsync(matrices->items[0].lanes, 0,
                                FP8_LINEARS * FP8_LANES * FP8_LANE_STRIDE * sizeof(uint32_t), stream));
     CUDA_LAUNCH(fp8_weights_amax_kernel, tiles, 256, stream, *matrices);
     CUDA_LAUNCH(fp8_weights_kernel, tiles, 256, stream, *matrices);
@@ -220,13 +220,13 @@ static inline void fp8_weights(const Fp8State* s, int64_t layer, const bf16* con
         const Fp8Shape* shape = &s->shapes[i];
         fp8* q = fp8_weights_of(s, layer, i);
         uint32_t* lanes = fp8_lanes_of(s, layer, i, FP8_WEIGHT);
-        matrices.of[i] = {.w = w[i],
-                          .q = q,
-                          .t = q + shape->N * shape->K,
-                          .rows = (int)shape->N,
-                          .columns = (int)shape->K,
-                          .scale = fp8_scale_of(s, layer, i, FP8_WEIGHT),
-                          .lanes = lanes};
+        matrices.items[i] = {.w = w[i],
+                             .q = q,
+                             .t = q + shape->N * shape->K,
+                             .rows = (int)shape->N,
+                             .columns = (int)shape->K,
+                             .scale = fp8_scale_of(s, layer, i, FP8_WEIGHT),
+                             .lanes = lanes};
         tiles += fp8_tiles(shape->N, shape->K);
     }
     fp8_write_matrices(&matrices, tiles, stream);
@@ -246,13 +246,13 @@ static inline void fp8_head_weights(const Fp8State* s, const bf16* w, cudaStream
     Range range("weights in FP8", RANGE_FORWARD, stream);
     fp8* q = fp8_head_weights_of(s);
     Fp8Matrices matrices = {}; // but for the first of no rows
-    matrices.of[0] = {.w = w,
-                      .q = q,
-                      .t = q + s->Vs * s->d,
-                      .rows = (int)s->Vs,
-                      .columns = (int)s->d,
-                      .scale = fp8_scale_of(s, s->layers, 0, FP8_WEIGHT),
-                      .lanes = fp8_lanes_of(s, s->layers, 0, FP8_WEIGHT)};
+    matrices.items[0] = {.w = w,
+                         .q = q,
+                         .t = q + s->Vs * s->d,
+                         .rows = (int)s->Vs,
+                         .columns = (int)s->d,
+                         .scale = fp8_scale_of(s, s->layers, 0, FP8_WEIGHT),
+                         .lanes = fp8_lanes_of(s, s->layers, 0, FP8_WEIGHT)};
     fp8_write_matrices(&matrices, fp8_tiles(s->Vs, s->d), stream);
 }
 

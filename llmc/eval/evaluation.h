@@ -74,11 +74,11 @@ static inline bool evaluation_masked(const Positions* p) {
     return positions_targets(p, p->seq_len) < (double)(p->sequences * p->seq_len);
 }
 
-// Writes of(p, 1) .. of(p, T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
+// Writes value(p, 1) .. value(p, T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
 static inline void evaluation_put_row(JsonWriter* w, const char* key, const Positions* p,
-                                      double (*of)(const Positions*, int64_t)) {
+                                      double (*value)(const Positions*, int64_t)) {
     double* x = (double*)xcalloc((size_t)p->seq_len, sizeof *x);
-    for (int64_t i = 1; i <= p->seq_len; i++) x[i - 1] = of(p, i);
+    for (int64_t i = 1; i <= p->seq_len; i++) x[i - 1] = value(p, i);
     documents_put_line(w, key, x, (int)p->seq_len, "%.6f");
     free(x);
 }

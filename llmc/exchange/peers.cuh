@@ -53,7 +53,7 @@ typedef struct {
 
 // A tensor that each rank has and the other ranks write to
 typedef struct {
-    char** of; // [size] each rank's tensor, as mapped here
+    char** mapped; // [size] each rank's tensor, as mapped here
     int64_t bytes;
 } PeersTensor;
 
@@ -94,8 +94,8 @@ static inline char* peers_inbox(const Peers* p, int at, int from) {
 template <class T> static inline T* peers_at(const Peers* p, int r, T* own) {
     for (int i = 0; i < p->num_tensors; i++) {
         const PeersTensor* t = &p->tensors[i];
-        const int64_t at = (const char*)own - t->of[p->rank];
-        if (at >= 0 && at < t->bytes) return (T*)(t->of[r] + at);
+        const int64_t at = (const char*)own - t->mapped[p->rank];
+        if (at >= 0 && at < t->bytes) return (T*)(t->mapped[r] + at);
     }
     die("the tensor is not shared with the other ranks");
 }
@@ -112,11 +112,11 @@ static inline void peers_close(Peers* p, World* world) {
     for (int r = 0; r < p->size; r++) {
         if (r == p->rank) continue;
         if (p->memory[r]) CUDA_CHECK(cudaIpcCloseMemHandle(p->memory[r]));
-        for (int i = 0; i < p->num_tensors; i++) CUDA_CHECK(cudaIpcCloseMemHandle(p->tensors[i].of[r]));
+        for (int i = 0; i < p->num_tensors; i++) CUDA_CHECK(cudaIpcCloseMemHandle(p->tensors[i].mapped[r]));
     }
     world_barrier(world); // none has it mapped
     CUDA_CHECK(cudaFree(p->memory[p->rank]));
-    for (int i = 0; i < p->num_tensors; i++) free(p->tensors[i].of);
+    for (int i = 0; i < p->num_tensors; i++) free(p->tensors[i].mapped);
     free(p->memory);
     memset(p, 0, sizeof *p);
 }
@@ -177,8 +177,8 @@ static inline bool peers_open(Peers* p, World* world, int size, int64_t capacity
 static inline PeersTensor* peers_add(Peers* p, void* own, int64_t bytes) {
     if (p->num_tensors == PEERS_TENSORS) die("more than %d tensors that ranks share", PEERS_TENSORS);
     PeersTensor* t = &p->tensors[p->num_tensors++];
-    t->of = (char**)xcalloc((size_t)p->size, sizeof *t->of);
-    t->of[p->rank] = (char*)own;
+    t->mapped = (char**)xcalloc((size_t)p->size, sizeof *t->mapped);
+    t->mapped[p->rank] = (char*)own;
     t->bytes = bytes;
     return t;
 }
@@ -192,7 +192,7 @@ static inline void peers_share(Peers* p, World* world, void* own, int64_t bytes)
     world_allgather(world, handles, &mine, sizeof mine);
     for (int r = 0; r < p->size; r++)
         if (r != p->rank)
-            CUDA_CHECK(cudaIpcOpenMemHandle((void**)&t->of[r], handles[p->first + r],
+            CUDA_CHECK(cudaIpcOpenMemHandle((void**)&t->mapped[r], handles[p->first + r],
                                             cudaIpcMemLazyEnablePeerAccess));
     free(handles);
 }

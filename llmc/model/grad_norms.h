@@ -16,7 +16,7 @@ Called by train.h; trainer.json has them (record.h).
 enum { NORMS_OF_LIMIT = 128, NORMS_KEPT = NORMS_OF_LIMIT + 1 };
 
 typedef struct {
-    double of[NORMS_KEPT]; // of step i at i % NORMS_KEPT; 0: not known
+    double values[NORMS_KEPT]; // of step i at i % NORMS_KEPT; 0: not known
 } GradNorms;
 
 // The norm above which a step is left out, where those of the last NORMS_KEPT are known; 0: none, as fewer
@@ -26,10 +26,10 @@ static inline double grad_norms_limit(const GradNorms* n, int64_t step, double d
     double sum = 0, squares = 0;
     int known = 0;
     for (int i = 0; i < NORMS_KEPT; i++)
-        if (i != last && n->of[i] > 0) sum += n->of[i], known++;
+        if (i != last && n->values[i] > 0) sum += n->values[i], known++;
     if (known < NORMS_OF_LIMIT / 2) return 0;
     const double mean = sum / known;
     for (int i = 0; i < NORMS_KEPT; i++)
-        if (i != last && n->of[i] > 0) squares += (n->of[i] - mean) * (n->of[i] - mean);
+        if (i != last && n->values[i] > 0) squares += (n->values[i] - mean) * (n->values[i] - mean);
     return mean + deviations * sqrt(squares / known);
 }

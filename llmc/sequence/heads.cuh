@@ -21,7 +21,7 @@ typedef struct {
     struct {
         bf16 *block, *whole;
         int heads; // number of the rank whose heads these are
-    } of[SEQUENCE_MAX_RANKS];
+    } ranks[SEQUENCE_MAX_RANKS];
     int64_t block_stride;
 } HeadBlocks;
 
@@ -38,12 +38,13 @@ struct HeadRows {
 template <bool SPLIT>
 __global__ static void __launch_bounds__(256)
     heads_kernel(const __grid_constant__ HeadBlocks blocks, const __grid_constant__ HeadRows a) {
-    const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = blocks.of[blockIdx.y].heads;
+    const int n = (int)(blockIdx.x * 256 + threadIdx.x), heads = blocks.ranks[blockIdx.y].heads;
     const int row = n / a.chunks, local = a.first + n % a.chunks * HEAD_COLUMNS_ALIGN, b = row / a.Tn,
               t = row % a.Tn;
     if (n >= a.count) return;
-    bf16* at = blocks.of[blockIdx.y].block + b * blocks.block_stride + (int64_t)t * a.columns.stride + local;
-    bf16* x = blocks.of[blockIdx.y].whole + row * a.x_stride;
+    bf16* at =
+        blocks.ranks[blockIdx.y].block + b * blocks.block_stride + (int64_t)t * a.columns.stride + local;
+    bf16* x = blocks.ranks[blockIdx.y].whole + row * a.x_stride;
     Pack8 values = {};
     if (!SPLIT) values = load16(at);
     for (int i = 0; i < HEAD_COLUMNS_ALIGN; i++) {

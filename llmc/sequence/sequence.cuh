@@ -170,9 +170,9 @@ static inline void store_gates(const Layer* layer, bf16* heads, bf16* x, int64_t
     HeadBlocks blocks = {.block_stride = row * g->size};
     for (int r = 0; r < g->size; r++) {
         if (TO_HEADS)
-            blocks.of[r] = {peers_at(peers, r, heads) + g->rank * row, x, r};
+            blocks.ranks[r] = {peers_at(peers, r, heads) + g->rank * row, x, r};
         else
-            blocks.of[r] = {heads + r * row, peers_at(peers, r, x), g->rank};
+            blocks.ranks[r] = {heads + r * row, peers_at(peers, r, x), g->rank};
     }
     peers_await_readers(peers, layer->stream);
     (TO_HEADS ? heads_split : heads_join)(&blocks, &rows, layer->stream);

@@ -300,7 +300,7 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
         if (step_is_empty(&line->votes)) training_log_empty(t, line);
         if (norm_is_spike(line->grad_norm, line->spike_norm)) training_log_spike(t, line);
         if (t->run->options.skip_spikes > 0)
-            t->run->state.norms.of[line->step % NORMS_KEPT] = line->grad_norm;
+            t->run->state.norms.values[line->step % NORMS_KEPT] = line->grad_norm;
         t->votes = line->votes;
         double now = seconds_now();
         line->seconds = now - t->last_time;

@@ -133,7 +133,7 @@ static void connect(Model* models, int ranks, const int32_t* tokens) {
             PeersTensor* t = peers_add(peers, models[r].pass.tables[PASS_MIXER].rows[i].data,
                                        activations_row_bytes(table, i, models[r].config.num_hidden_layers));
             for (int other = 0; other < ranks; other++)
-                t->of[other] = (char*)models[other].pass.tables[PASS_MIXER].rows[i].data;
+                t->mapped[other] = (char*)models[other].pass.tables[PASS_MIXER].rows[i].data;
         }
     }
     float* losses = (float*)device_host_alloc((size_t)(models[0].B * models[0].T * ranks) * sizeof(float));
@@ -162,7 +162,7 @@ static void free_models(Model* models, int ranks) {
         if (models[r].sequence.heads.group.size > 1) {
             Peers* peers = &models[r].sequence.exchange.peers;
             CUDA_CHECK(cudaFree(peers->memory[r]));
-            for (int i = 0; i < peers->num_tensors; i++) free(peers->tensors[i].of);
+            for (int i = 0; i < peers->num_tensors; i++) free(peers->tensors[i].mapped);
             free(peers->memory);
         }
         model_free(&models[r]);
@@ -412,7 +412,7 @@ static void check_blocks(const Config& c, int ranks, int64_t B, int64_t Tn, Bloc
     int64_t wrong = 0, lost = 0;
     CUDA_CHECK(cudaMemcpy(dx, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
     HeadBlocks to = {.block_stride = own};
-    for (int r = 0; r < ranks; r++) to.of[r] = {dblocks + r * block, dx, r};
+    for (int r = 0; r < ranks; r++) to.ranks[r] = {dblocks + r * block, dx, r};
     heads_split(&to, &shape, 0);
     device_download(blocks.data(), dblocks, (int64_t)blocks.size() * 2);
     for (int64_t i = 0; i < ranks * block; i++) {

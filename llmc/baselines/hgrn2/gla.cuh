@@ -110,7 +110,8 @@ static inline size_t gla_scratch_bytes(const GlaShape* s, bool backward) {
 // ----------------------------------------------------------------------------
 // passes
 
-template <bool DOCS> static inline void gla_forward_of(const GlaWork* w, int64_t heads, cudaStream_t stream) {
+template <bool DOCS>
+static inline void gla_launch_forward(const GlaWork* w, int64_t heads, cudaStream_t stream) {
     gla_states<DOCS>(w, heads, SCAN_FORWARD, stream);
     gla_launch<GlaOutputShared>(gla_output_kernel<false, DOCS>, dim3((unsigned)w->chunks, (unsigned)heads),
                                 stream, *w);
@@ -124,11 +125,12 @@ static inline void gla_forward(bf16* o, const Gla* x, const GlaShape* s, cudaStr
     if (heads * s->T == 0) return;
     gla_plan(&w, s, x, false);
     w.o = o;
-    (w.doc_start ? gla_forward_of<true> : gla_forward_of<false>)(&w, heads, stream);
+    (w.doc_start ? gla_launch_forward<true> : gla_launch_forward<false>)(&w, heads, stream);
 }
 
 template <bool DOCS>
-static inline void gla_backward_of(const GlaWork* w, int64_t heads, bool recomputes, cudaStream_t stream) {
+static inline void gla_launch_backward(const GlaWork* w, int64_t heads, bool recomputes,
+                                       cudaStream_t stream) {
     dim3 grid((unsigned)w->chunks, (unsigned)heads);
     gla_states<DOCS>(w, heads, scan_chains(recomputes), stream);
     gla_launch<GlaOutputShared>(gla_output_kernel<true, DOCS>, grid, stream, *w);
@@ -149,6 +151,6 @@ static inline void gla_backward(const GlaBackward* g, const Gla* x, const GlaSha
     w.df = g->df;
     w.dv = g->dv;
     if (!g->dbound) w.dbound_partial = NULL;
-    (w.doc_start ? gla_backward_of<true> : gla_backward_of<false>)(&w, heads, g->recomputes, stream);
+    (w.doc_start ? gla_launch_backward<true> : gla_launch_backward<false>)(&w, heads, g->recomputes, stream);
     if (g->dbound) sum_rows(g->dbound, w.dbound_partial, s->B * w.chunks, s->NH * GLA_HEAD, false, stream);
 }

@@ -132,10 +132,10 @@ static inline void hgrn2_heads_forward(const Hgrn2Acts* a, int64_t rows, int64_t
 #pragma omp parallel for schedule(static) if (rows * d > 8192)
     for (int64_t i = 0; i < rows; i++)
         for (int64_t c = 0; c < d; c++) {
-            real z = a->proj[i * 3 * d + d + c], open = 1 - a->bound[c];
+            real z = a->proj[i * 3 * d + d + c], range = 1 - a->bound[c];
             a->q[i * d + c] = silu(a->proj[i * 3 * d + c]);
-            a->f[i * d + c] = a->bound[c] + open * sigmoid(z);
-            a->k[i * d + c] = open * sigmoid(-z);
+            a->f[i * d + c] = a->bound[c] + range * sigmoid(z);
+            a->k[i * d + c] = range * sigmoid(-z);
         }
 }
 

@@ -224,9 +224,10 @@ template <class F, bool BACKWARD> struct SsdChain {
         float* weight = shared.weight[warp];
         const float last = cum[SSD_CHUNK - 1];
         const float4 x = *(const float4*)(cum + lane * 4);
-        auto of = [&](float y) { return exp2_approx(BACKWARD ? y : last - y); };
+        auto weight_at = [&](float y) { return exp2_approx(BACKWARD ? y : last - y); };
         __syncwarp();
-        *(float4*)(weight + lane * 4) = make_float4(of(x.x), of(x.y), of(x.z), of(x.w));
+        *(float4*)(weight + lane * 4) =
+            make_float4(weight_at(x.x), weight_at(x.y), weight_at(x.z), weight_at(x.w));
         __syncwarp();
         Panels<SSD_CHUNK, true> keys(shared.stage[step % F::STAGES].keys, warp * 16);
 #pragma unroll

@@ -319,7 +319,7 @@ __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
 }
 
 template <bool STEPS, int LANES>
-static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
+static inline void conv_launch_forward(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
     auto kernel =
         s->doc_start ? conv_forward_kernel<STEPS, LANES, true> : conv_forward_kernel<STEPS, LANES, false>;
     ConvSegments cut = conv_segments(s, 256, CONV_TILE, CONV_FORWARD_WARPS, INT_MAX);
@@ -330,10 +330,10 @@ static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaSt
 static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
     Range range("convolution", RANGE_FORWARD, stream);
     conv_check(s);
-    auto of = s->steps.steps ? conv_forward_of<true, 0>
-              : s->dh == 128 ? conv_forward_of<false, 16>
-                             : conv_forward_of<false, 0>;
-    of(y, x, s, stream);
+    auto launch = s->steps.steps ? conv_launch_forward<true, 0>
+                  : s->dh == 128 ? conv_launch_forward<false, 16>
+                                 : conv_launch_forward<false, 0>;
+    launch(y, x, s, stream);
 }
 
 // history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward

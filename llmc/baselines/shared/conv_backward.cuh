@@ -66,7 +66,7 @@ __device__ static inline ConvChannels conv_channels(const Conv& s, int c, int la
 // tiles in flight
 
 // A warp's copies of a tile: x from three tokens before, dy, and with steps dout.
-template <int TENSORS> struct alignas(16) ConvCopies { Raw4 of[TENSORS][CONV_BACKWARD_TILE][32]; };
+template <int TENSORS> struct alignas(16) ConvCopies { Raw4 tensors[TENSORS][CONV_BACKWARD_TILE][32]; };
 
 // What a lane copies of a tile, eight channels of every second token: where the first ones are, and the
 // elements to the next token's.
@@ -103,7 +103,7 @@ __device__ static inline void conv_backward_copy(ConvCopies<TENSORS>& to, ConvSo
 #pragma unroll
     for (int i = 0; i < CONV_BACKWARD_TILE; i += 2) {
         int token = from.token + i, before = token - CONV_HISTORY;
-        auto at = [&](int tensor) { return smem_address(&to.of[tensor][i][0]) + 16 * threadIdx.x; };
+        auto at = [&](int tensor) { return smem_address(&to.tensors[tensor][i][0]) + 16 * threadIdx.x; };
         bool exists = FULL || (from.active && token < T);
         cp_async16(at(0), from.x + i * from.row_stride, before >= 0 && (FULL || (from.active && before < T)));
         cp_async16(at(1), from.dy + i * from.C, exists);
@@ -234,8 +234,8 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
         float z[N][4], open[N][4], dz[N][4];
 #pragma unroll
         for (int i = N - 1; i >= 0; i--) {
-            unpack4(in.x[u + i], copies.of[0][u + i][lane]);
-            unpack4(dz[i], copies.of[1][u + i][lane]);
+            unpack4(in.x[u + i], copies.tensors[0][u + i][lane]);
+            unpack4(dz[i], copies.tensors[1][u + i][lane]);
             for (int j = 0; j < 4; j++) z[i][j] = BIAS ? k.bias[j] : 0;
             for (int tap = 0; tap < CONV_WIDTH; tap++)
                 for (int j = 0; j < 4; j++)
@@ -244,7 +244,7 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
         }
         if constexpr (STEPS) {
             float dout[4], step = conv_head_share<CONV_STEP_LANES, 8>(own.step, u), dstep = 0, dD = 0;
-            unpack4(dout, copies.of[2][u][lane]);
+            unpack4(dout, copies.tensors[2][u][lane]);
             for (int j = 0; j < 4; j++) {
                 float y = z[0][j] * open[0][j];
                 dstep += y * dz[0][j];
@@ -395,8 +395,8 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
 }
 
 template <bool STEPS, int LANES, bool BIAS>
-static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
-                                    cudaStream_t stream) {
+static inline void conv_launch_backward(bf16* dx, const bf16* dy, const bf16* x, const Conv* s,
+                                        float* partial, cudaStream_t stream) {
     auto kernel = s->doc_start ? conv_backward_kernel<STEPS, LANES, BIAS, true>
                                : conv_backward_kernel<STEPS, LANES, BIAS, false>;
     int pitch = conv_pitch(*s);
@@ -416,8 +416,8 @@ static inline void conv_backward(bf16* dx, const bf16* dy, const bf16* x, const 
     conv_check(s);
     if (s->steps.steps && s->dh != 4 * CONV_STEP_LANES)
         die("heads with time steps on the GPU have 64 channels, not %lld", (long long)s->dh);
-    auto of = s->steps.steps             ? conv_backward_of<true, 0, true>
-              : s->dh == 128 && !s->bias ? conv_backward_of<false, 32, false>
-                                         : conv_backward_of<false, 0, true>;
-    of(dx, dy, x, s, partial, stream);
+    auto launch = s->steps.steps             ? conv_launch_backward<true, 0, true>
+                  : s->dh == 128 && !s->bias ? conv_launch_backward<false, 32, false>
+                                             : conv_launch_backward<false, 0, true>;
+    launch(dx, dy, x, s, partial, stream);
 }
