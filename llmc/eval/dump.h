@@ -24,9 +24,22 @@ static inline void host_scale(const Trainer* trainer, void* numbers, int64_t n, 
             ((float*)numbers)[i] *= (float)scale;
 }
 
-// Computes and writes the file.
-static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, const Run* run) {
+typedef struct {
+    ResultFile file;
     DataLoader data;
+} Dump;
+
+// Before a model is made: checks FILE and opens the data. Free with dump_run.
+static inline Dump* dump_open(const Run* run) {
+    Dump* d = (Dump*)xcalloc(1, sizeof *d);
+    result_open(&d->file, "dump", run->options.dump);
+    run_open_data(run, &d->data, run->options.data, 1);
+    d->data.options.shuffle = run->options.shuffle == SHUFFLE_TRUE; // before anything is read
+    return d;
+}
+
+// Computes and writes the file.
+static inline void dump_run(Dump* d, const Trainer* trainer, Model* model, const Run* run) {
     const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
     const int64_t BT = B * T, V = run->config.vocab_size, shape[3] = {B, T, V};
     const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
@@ -35,14 +48,12 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
     void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
     void* logits =
         BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
-    run_open_data(run, &data, run->options.data, 1);
-    data.options.shuffle = run->options.shuffle == SHUFFLE_TRUE; // before anything is read
-    trainer->load_batch(model, &data);
+    trainer->load_batch(model, &d->data);
     trainer->evaluate(model, losses, logits, grads);
-    const int64_t targets = BT - data.uncounted;
+    const int64_t targets = BT - d->data.uncounted;
     if (targets == 0) die("--dump: none of the %s of the first batch counts", counted(BT, "target").text);
     if (targets < BT) host_scale(trainer, grads, table->count, (double)BT / (double)targets);
-    dataloader_close(&data);
+    dataloader_close(&d->data);
 
     SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)table->num_rows + 2, sizeof *tensors);
     int count = 0;
@@ -52,7 +63,7 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
         const char* grad = (const char*)grads + p->offset * element_bytes;
         if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
     }
-    result_put_tensors(file, tensors, count);
+    result_put_tensors(&d->file, tensors, count);
 
     double loss = 0;
     for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
@@ -62,4 +73,5 @@ static inline void dump(ResultFile* file, const Trainer* trainer, Model* model, 
     free(losses);
     free(logits);
     free(grads);
+    free(d);
 }

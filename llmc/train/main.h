@@ -41,10 +41,10 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     }
     Evaluation* evaluation = run->mode == RUN_EVAL ? evaluation_open(run) : NULL;
     Maps* maps = run->mode == RUN_MAPS ? maps_open(run) : NULL;
-    ResultFile dumped;
-    if (run->mode == RUN_DUMP) result_open(&dumped, "dump", run->options.dump);
+    Dump* dumped = run->mode == RUN_DUMP ? dump_open(run) : NULL;
     ranks_compare_model(run);
     if (run->mode == RUN_TRAIN) run_print_model(run);
+    Training* training = run->mode == RUN_TRAIN ? training_new(trainer, run, requests) : NULL;
     Model* model = trainer->open(run);
     if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
@@ -54,9 +54,9 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     if (!loaded)
         exit_code = RUN_DAMAGED;
     else if (run->mode == RUN_TRAIN)
-        exit_code = train(trainer, model, run, &host, requests);
+        exit_code = train(training, model, &host);
     else if (run->mode == RUN_DUMP)
-        dump(&dumped, trainer, model, run);
+        dump_run(dumped, trainer, model, run);
     else if (run->mode == RUN_GENERATE)
         generate(run, trainer, model);
     else if (run->mode == RUN_REQUESTS)
@@ -72,6 +72,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     }
     if (host.w) trainer->host_free(host.w);
     trainer->close(model);
+    if (training) training_free(training);
     eval_requests_close(requests);
     return exit_code;
 }

@@ -71,10 +71,15 @@ static inline void training_check_folder(const Training* t) {
     if (run->options.out && !out_lock_held(run->options.out, run->lock, &err)) die("%s", err.msg);
 }
 
-static inline void training_open(Training* t) {
-    Error err;
-    Run* run = t->run;
+// Collective: opens and checks the data, before a model is made: a path with a typo is told of at once. Free
+// with training_free.
+static inline Training* training_new(const Trainer* trainer, Run* run, Requests* requests) {
+    Training* t = (Training*)xcalloc(1, sizeof *t);
     const Options* o = &run->options;
+    t->trainer = trainer;
+    t->run = run;
+    t->world = run->world;
+    t->requests = requests;
     run_open_data(run, &t->data, o->data, run->micro_batches);
     run_choose_order(run, &t->data);
     if (o->val_data) {
@@ -83,7 +88,7 @@ static inline void training_open(Training* t) {
     }
     const DataLoader* val_data = o->val_data ? &t->val_data : NULL;
     run_reserve_files(&t->data, val_data);
-    data_check(t->run, &t->data, val_data);
+    data_check(run, &t->data, val_data);
     data_check_tokenizer(run, &t->data, val_data);
     data_find_tokenizer(&t->tokenizer, run, &t->data);
     const bool infers = o->sample_every || t->requests;
@@ -91,8 +96,24 @@ static inline void training_open(Training* t) {
         t->sampler = sample_tokenizer_parse("tokenizer.json", t->tokenizer.json);
     else if (infers)
         t->sampler = sample_tokenizer(run, false);
-    if (t->requests) eval_requests_encode(t->requests, t->run, &t->sampler);
-    if (t->requests) t->requests->stop = &run_interrupted;
+    if (requests) eval_requests_encode(requests, run, &t->sampler);
+    if (requests) requests->stop = &run_interrupted;
+    return t;
+}
+
+static inline void training_free(Training* t) {
+    dataloader_close(&t->data);
+    if (t->run->options.val_data) dataloader_close(&t->val_data);
+    hf_tokenizer_free(&t->tokenizer);
+    tokenizer_free(&t->sampler);
+    free(t);
+}
+
+// Opens what is written, once the model is there.
+static inline void training_open(Training* t) {
+    Error err;
+    Run* run = t->run;
+    const Options* o = &run->options;
     training_check_folder(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, run->lock, (int)o->keep, &err))
@@ -434,17 +455,12 @@ static inline void training_log_start(Training* t) {
 
 // Collective: trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy
 // of the rank's shard, if the run has a folder. Returns the exit code.
-static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot,
-                        Requests* requests) {
+static inline int train(Training* t, Model* model, const CheckpointTensors* snapshot) {
+    Run* run = t->run;
     const Options* o = &run->options;
     TrainerState* state = &run->state;
-    Training* t = (Training*)xcalloc(1, sizeof *t);
-    t->trainer = trainer;
     t->model = model;
-    t->run = run;
-    t->world = run->world;
     t->snapshot = *snapshot;
-    t->requests = requests;
     if (o->skip_spikes == 0) memset(&state->norms, 0, sizeof state->norms);
     training_open(t);
     if (run->world->size == 1) run_catch_signals(run->world);
@@ -464,13 +480,8 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     training_check_folder(t);
     if (o->out) saver_close(&t->saver);
     logger_close(&t->logger);
-    dataloader_close(&t->data);
-    if (o->val_data) dataloader_close(&t->val_data);
-    hf_tokenizer_free(&t->tokenizer);
-    tokenizer_free(&t->sampler);
     double cut = t->cut; // of the last requests, on rank 0 alone
     world_sum(run->world, &cut, 1);
     const bool ended = state->step >= run->last_step && cut == 0;
-    free(t);
     return ended ? EXIT_SUCCESS : RUN_EXIT_INTERRUPTED;
 }
