@@ -135,18 +135,20 @@ static inline bool layer_run_parse(LayerRun* run, const char* where, const char*
                 return fail(err, "%s: layer_types: no kind of layer is called '%s'%s: they are %s", where,
                             part, nearest_hint(&near, hint, ""), names);
             }
-        } else if (run->mixer == MIXER_ATTENTION && strcmp(part, "rope") == 0) {
+        } else if (run->mixer == MIXER_ATTENTION && run->rope < 0 && strcmp(part, "rope") == 0) {
             run->rope = 1;
-        } else if (run->mixer == MIXER_ATTENTION && strcmp(part, "norope") == 0) {
+        } else if (run->mixer == MIXER_ATTENTION && run->rope < 0 && strcmp(part, "norope") == 0) {
             run->rope = 0;
-        } else if (run->mixer == MIXER_ATTENTION && strncmp(part, "window=", 7) == 0 &&
+        } else if (run->window < 0 && run->mixer == MIXER_ATTENTION && strncmp(part, "window=", 7) == 0 &&
                    parse_count(part + 7, &number) && number == floor(number) && number >= 0 &&
                    number <= 1 << 24) {
             run->window = (int64_t)number;
         } else {
-            return fail(err,
-                        "%s: layer_types: '%s' of '%.*s' is none of attention's window=N, rope and norope",
-                        where, part, (int)length, item);
+            return fail(
+                err,
+                "%s: layer_types: '%s' of '%.*s' is none of attention's window=N, rope and norope, or "
+                "the second of its kind",
+                where, part, (int)length, item);
         }
     }
     return true;

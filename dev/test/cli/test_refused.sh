@@ -199,6 +199,8 @@ $tiny --set window_size=-1|--set: window_size=-1 is not a whole number
 --model mamba2-nano --set layer_types=attention|--set: no config key is called 'layer_types'
 $tiny --set layer_types=deltnet|--set: layer_types: no kind of layer is called 'deltnet' (is deltanet meant?): they are attention, deltanet, hgrn2
 $tiny --set layer_types=attention:windows=4|--set: layer_types: 'windows=4' of 'attention:windows=4' is none of attention's window=N, rope and norope
+$tiny --set layer_types=attention:rope:norope|'norope' of 'attention:rope:norope' is none of attention's window=N, rope and norope, or the second of its kind
+$tiny --set layer_types=attention:window=4:rope:window=4|'window=4' of 'attention:window=4:rope:window=4' is none of
 $tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers is
 $tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 32 channels of the layers
 $tiny --set mamba2_num_heads=4|mamba2_num_heads: no layer is mamba2
