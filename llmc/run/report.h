@@ -45,12 +45,14 @@ static inline void run_check_cooldown(const Run* run) {
 // after it has fallen into a longer warm-up.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
+    Options is = *o, was = *before; // of a rate of 0, too, the share of --lr is what changes
+    is.lr = was.lr = 1;
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
     const bool warming = tokens < o->warmup_tokens;
     char text[256];
     if (tokens < step || (!warming && tokens < before->warmup_tokens)) return;
-    const double last = schedule_lr(before, tokens - step, step) / before->lr;
-    const double next = schedule_lr(o, tokens, o->batch_tokens) / o->lr;
+    const double last = schedule_lr(&was, tokens - step, step);
+    const double next = schedule_lr(&is, tokens, o->batch_tokens);
     if (warming ? next >= 0.95 * last : next <= 1.05 * last) return;
     if (warming)
         snprintf(text, sizeof text,

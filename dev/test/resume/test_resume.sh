@@ -238,6 +238,9 @@ branches() {
     check "beyond its end" resume "$scratch/longer" --max-tokens 1536 --max-steps 21
     said "at 1280 tokens the learning rate rises again, from 0.05 to 0.25 of --lr" stderr
     equals 1 "$(grep -c '"event":"warning","step":20,"text":"at 1280 tokens' "$scratch/longer/log.jsonl")"
+    check "with a rate of 0" run $short "$scratch/still" --lr 0 --max-steps 5
+    check "goes on" resume "$scratch/still"
+    equals "" "$(cat "$scratch/stderr")"
     check "and on" resume "$scratch/longer"
     equals "" "$(cat "$scratch/stderr")"
     check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
