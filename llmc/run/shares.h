@@ -39,7 +39,7 @@ static inline void run_check_tokenizer(const Run* run, const DataLoader* data, c
     char path[PATH_LENGTH];
     if (!folder || run->world->rank != 0) return;
     path_join(path, folder, "tokenizer.json");
-    if (vocab_differs(data->set.shards[0].header.vocab_hash, vocab_hash_of_file(path)))
+    if (vocab_differs(dataset_vocab_hash(&data->set), vocab_hash_of_file(path)))
         die("'%s': was encoded with another tokenizer than the model's, %s; encode the text with that one",
             glob, path);
 }

@@ -57,9 +57,20 @@ static inline bool dataset_list(Dataset* set, const char* patterns, Error* err) 
     return true;
 }
 
-// Checks that a shard is compatible with the model and with the first shard of the dataset.
+// The first of `count` shards whose vocabulary is known by its hash; the last one if none is.
+static inline const DataShard* dataset_with_vocab(const DataShard* shards, int64_t count) {
+    while (count > 1 && !shards->header.vocab_hash) shards++, count--;
+    return shards;
+}
+
+// The hash of the vocabulary of all shards; 0: unknown.
+static inline uint64_t dataset_vocab_hash(const Dataset* set) {
+    return dataset_with_vocab(set->shards, set->num_shards)->header.vocab_hash;
+}
+
+// Checks that a shard is compatible with the model and with the shards of the dataset before it.
 static inline bool dataset_check(const Dataset* set, const DataShard* shard, Error* err) {
-    const DataShard* first = &set->shards[0];
+    const DataShard *first = &set->shards[0], *known = dataset_with_vocab(first, shard - first + 1);
     const ShardHeader *h = &shard->header, *h0 = &first->header;
     if (h->doc_len != h0->doc_len)
         return fail(err, "%s has documents of %s, %s of %lld (0: a stream); use one dataset", shard->path,
@@ -67,9 +78,9 @@ static inline bool dataset_check(const Dataset* set, const DataShard* shard, Err
     if (h->vocab_size != h0->vocab_size)
         return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: unknown); use one dataset", shard->path,
                     (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
-    if (h->vocab_hash && h0->vocab_hash && h->vocab_hash != h0->vocab_hash)
+    if (h->vocab_hash && h->vocab_hash != known->header.vocab_hash)
         return fail(err, "%s and %s were encoded with different tokenizers; use one dataset", shard->path,
-                    first->path);
+                    known->path);
     if (h->masked != h0->masked)
         return fail(err, "%s has %s mask of the targets that count, %s has %s; use one dataset", shard->path,
                     h->masked ? "a" : "no", first->path, h0->masked ? "one" : "none");

@@ -53,7 +53,7 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
     if (ok && !t->json) {
         Tokenizer own = sample_tokenizer(run, false);
         ByteBuffer json = {NULL, 0, 0};
-        if (own.vocab_size > 0 && !vocab_differs(data->set.shards[0].header.vocab_hash, vocab_hash(&own))) {
+        if (own.vocab_size > 0 && !vocab_differs(dataset_vocab_hash(&data->set), vocab_hash(&own))) {
             tokenizer_json(&own, &json);
             ok = hf_tokenizer_set(t, "tokenizer.json", json.data, &run->config, run->options.json_escape,
                                   &err);
@@ -67,9 +67,9 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
 // which checkpoints get, as far as both are known. Rank 0 alone reads files.
 static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {
     const Options* o = &run->options;
-    const uint64_t hash = data->set.shards[0].header.vocab_hash;
+    const uint64_t hash = dataset_vocab_hash(&data->set);
     char path[PATH_LENGTH];
-    if (val_data && vocab_differs(hash, val_data->set.shards[0].header.vocab_hash))
+    if (val_data && vocab_differs(hash, dataset_vocab_hash(&val_data->set)))
         die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
     if (run->world->rank != 0) return;
     if (shard_tokenizer_beside(path, data->set.shards[0].path) &&

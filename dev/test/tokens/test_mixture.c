@@ -240,6 +240,35 @@ static void test_refused(void) {
     CHECK_FAILS("not a comma-separated list", dataloader_open(&l, ":1,:2", &options, &err));
 }
 
+// Parts that know their tokenizer are compared with one another, also behind one that does not.
+static void test_vocabularies(void) {
+    static const uint64_t hashes[] = {0, 5, 6};
+    DataLoader l;
+    Error err = {""};
+    const char* const all[3] = {":1", ":1", ":1"};
+    const char* const two[3] = {":1", ":1", NULL};
+    for (int k = 0; k < 3; k++) {
+        char name[64];
+        int32_t header[SHARD_HEADER_INTS];
+        for (int i = 0; i < 4; i++) {
+            snprintf(name, sizeof name, "part%d_train_%06d.bin", k, i);
+            int fd = open(in_folder(name), O_RDWR);
+            if (fd < 0) continue;
+            bool ok = pread(fd, header, sizeof header, 0) == (ssize_t)sizeof header;
+            memcpy(header + 250, &hashes[k], sizeof hashes[k]);
+            header[SHARD_HEADER_INTS - 1] = (int32_t)shard_header_checksum(header);
+            ok = ok && pwrite(fd, header, sizeof header, 0) == (ssize_t)sizeof header;
+            if (close(fd) != 0 || !ok) die("%s: cannot write", name);
+        }
+    }
+    CHECK_OK(open_parts(&l, two, data_share(1, 1, 0, 1), false, &err));
+    CHECK(dataset_vocab_hash(&l.set) == 5, "%llx", (unsigned long long)dataset_vocab_hash(&l.set));
+    dataloader_close(&l);
+    CHECK_FAILS("were encoded with different tokenizers",
+                open_parts(&l, all, data_share(1, 1, 0, 1), false, &err));
+    CHECK(strstr(err.msg, "part1_train_000000.bin"), "%s", err.msg);
+}
+
 int main(void) {
     strcpy(scratch_folder, test_scratch("mixture"));
     for (int k = 0; k < 3; k++) write_part(k);
@@ -249,5 +278,6 @@ int main(void) {
     test_first_epoch();
     test_fingerprints();
     test_refused();
+    test_vocabularies();
     return test_report();
 }
