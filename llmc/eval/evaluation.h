@@ -13,6 +13,7 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
                                      of E
     loss_mean, standard_error        over all targets; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
+    loss_of                          of a mixture: {PATTERN: mean loss of this part}
     documents                        losses of every document (documents.h), of the first 65,536; null of
                                      streams:
         octaves, loss                    [0, 1, 2, 4, .. T]; of each document, for each k, the mean loss of
@@ -33,6 +34,7 @@ Called by main.h. Errors end the program.
 
 #include <sys/resource.h>
 #include "../run/agreement.h"
+#include "../run/logger.h"
 #include "../tokens/fingerprint.h"
 #include "positions.h"
 #include "result_file.h"
@@ -98,6 +100,7 @@ static inline void evaluation_write(ResultFile* file, const Run* run, const Posi
     json_put_double(&w, "loss_mean", positions_mean(p, T));
     json_put_double(&w, "standard_error", positions_standard_error(p));
     evaluation_put_perplexity(&w, "perplexity", p);
+    log_parts_put(&w, "loss_of", p->parts, p->part_sums, p->part_targets);
     if (layers > 0) json_begin_array(&w, "pruned");
     for (int l = 0; l < layers; l++) json_put_double(&w, NULL, pruned[l]);
     if (layers > 0)
@@ -145,6 +148,7 @@ static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
 
 static inline void evaluation_print(const Positions* p, double seconds, double rate) {
     const int64_t T = p->seq_len;
+    char text[32];
     struct rusage usage;
     printf("\n  %12s %10s %12s\n", "first tokens", "mean loss", "perplexity");
     for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
@@ -152,6 +156,9 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
         if (!isnan(mean)) printf("  %12lld %10.4f %12.4f\n", (long long)l, mean, exp(mean));
         last = l;
     }
+    for (int k = 0; k < p->parts->count && p->parts->count > 1; k++)
+        printf("%s  mean loss of %s %s\n", k ? "" : "\n", p->parts->parts[k].pattern,
+               log_number(text, p->part_sums[k] / p->part_targets[k]));
     if (evaluation_masked(p))
         printf("\n%s counted; %.2f%% of them the likeliest token\n",
                counted((int64_t)positions_targets(p, T), "target").text, 100 * positions_accuracy(p));

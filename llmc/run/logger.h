@@ -322,6 +322,16 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     fflush(stdout); // stdout may be a pipe
 }
 
+// Writes the mean loss of each part of a mixture, from sums of losses and of targets; of one part alone, or
+// NULL, nothing.
+static inline void log_parts_put(JsonWriter* w, const char* key, const Mixture* m, const double* sums,
+                                 const double* targets) {
+    if (!m || m->count < 2) return;
+    json_begin_object(w, key);
+    for (int k = 0; k < m->count; k++) json_put_double(w, m->parts[k].pattern, sums[k] / targets[k]);
+    json_end(w);
+}
+
 // Writes the members of a validation.
 static inline void log_validation_put(JsonWriter* w, const LogValidation* v) {
     double loss;
@@ -342,11 +352,7 @@ static inline void log_validation_put(JsonWriter* w, const LogValidation* v) {
         json_end(w);
     }
     json_end(w);
-    const int parts = v->parts && v->parts->count > 1 ? v->parts->count : 0;
-    if (parts) json_begin_object(w, "val_loss_of");
-    for (int k = 0; k < parts; k++)
-        json_put_double(w, v->parts->parts[k].pattern, v->part_sums[k] / v->part_targets[k]);
-    if (parts) json_end(w);
+    log_parts_put(w, "val_loss_of", v->parts, v->part_sums, v->part_targets);
 }
 
 // Logs the mean loss on held-out tokens after `step` steps; the file also has it by position in the context.

@@ -42,7 +42,12 @@ mixtures() {
         --data "$text:1,$other.text.bin:1"
     check "resumed with the same shares" run --resume --out "$out" --data "$text:0.75,$other.text.bin:0.25" --max-steps 20
     equals "$(cat "$scratch/whole")" "$(losses)"
-    check "--eval of a mixture" run --init "$out" --val-data "$shards/val.bin:1,$other.val.bin:1" --eval "$scratch/mixture.json" --seq-len 16
+    rm -f "$scratch/parts"
+    for name in "$shards/val.bin:1,$other.val.bin:1" "$shards/val.bin" "$other.val.bin"; do
+        check "--eval of $name" run --init "$out" --val-data "$name" --eval "$scratch/mixture.json" --seq-len 16
+        sed -n '/"loss_of"/,/}/s/.*": \(0\.\|[1-9]\)/\1/p; s/.*"loss_mean": //p' "$scratch/mixture.json" | cut -c1-9 >>"$scratch/parts"
+    done
+    equals "3 5" "$(sort "$scratch/parts" | uniq | wc -l) $(wc -l <"$scratch/parts")"
     rm -rf "$out"
     dies "some of its patterns have a weight (PATTERN:WEIGHT), others have none" train --data "$text:3,$other.text.bin"
     dies "the weight of $text is 0" train --data "$text:0,$other.text.bin:1"
