@@ -1,6 +1,6 @@
 /*
-The data of a plan: whether --data can be used, how much there is, and what packed documents leave of its
-sequences. Data that is not there yet is no error.
+The data of a plan: whether --data and --val-data can be used, how much there is, and what packed documents
+leave of its sequences. Data that is not there yet is no error.
 
 From a large data set it reads as many sequences as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
 checksums: at most 4,096 reads, of at most 64 MiB in all. Called by main.h for --dry-run; report.h prints it,
@@ -15,8 +15,9 @@ and run.h takes attention over other documents off the model's FLOPs.
 enum { PLAN_SEQUENCES = 4096, PLAN_TOKENS = 1 << 24 };
 
 typedef struct {
-    DataLoader loader;
-    bool opened;
+    DataLoader loader, held_out;
+    bool opened, held_out_opened;
+    Error held_out_err;      // if not opened
     Error err;               // if not opened, or if the documents cannot be counted
     bool counted;            // with document_reset, unless a token cannot be read
     DocumentCount documents; // of the sequences read
@@ -57,6 +58,8 @@ static inline void plan_data_open(PlanData* data, const Options* o, const Config
     memset(data, 0, sizeof *data);
     const DataOptions options = data_options(c, o->seq_len);
     data->opened = o->data && dataloader_open(&data->loader, o->data, &options, &data->err);
+    data->held_out_opened =
+        o->val_data && dataloader_open(&data->held_out, o->val_data, &options, &data->held_out_err);
     if (!data->opened || !c->document_reset) return;
     data->loader.unverified = true;
     int64_t most = dataloader_sequences(&data->loader);
@@ -67,6 +70,7 @@ static inline void plan_data_open(PlanData* data, const Options* o, const Config
 
 static inline void plan_data_close(PlanData* data) {
     if (data->opened) dataloader_close(&data->loader);
+    if (data->held_out_opened) dataloader_close(&data->held_out);
 }
 
 // The share of attention that documents hide, as far as a plan knows. data: NULL: it has none.

@@ -115,6 +115,16 @@ static inline void run_print_data(const Options* o, const DataLoader* data) {
     run_print_mixture(o, data);
 }
 
+// Prints how much held-out data there is.
+static inline void run_print_held_out(const Options* o, const PlanData* data) {
+    const int64_t n = data->held_out_opened ? dataloader_sequences(&data->held_out) : 0;
+    if (data->held_out_opened)
+        printf("held-out data      %15lld %s in %s\n", (long long)(n * o->seq_len),
+               plural(n * o->seq_len, "token").text, counted(n, "sequence").text);
+    else if (o->val_data)
+        printf("held-out data      cannot be used: %s\n", data->held_out_err.msg);
+}
+
 // Prints recipe and data of a plan.
 static inline void run_print_recipe(const Run* run) {
     const Options* o = &run->options;
@@ -125,6 +135,7 @@ static inline void run_print_recipe(const Run* run) {
         run_print_data(o, &data->loader);
     else if (o->data)
         printf("data               cannot be used: %s\n", data->err.msg);
+    run_print_held_out(o, data);
     if (run->config.document_reset && (data->opened || !o->data)) run_print_documents(data, &run->config);
     free(recipe);
 }

@@ -30,6 +30,9 @@ mixtures() {
     check "--dry-run of a mixture" run $tiny $batches $mixture --dry-run
     said "  75.00% of the sequences from the"
     said "tokens of $other.text.bin, read"
+    said "held-out data "
+    check "--dry-run without the held-out data" run $tiny $batches --data $text --val-data none --dry-run
+    said "held-out data      cannot be used: 'none': no file matches"
     rm -rf "$out"
     check "a mixture" train $mixture
     said "  $shards/val.bin   "
