@@ -10,6 +10,7 @@ import statistics
 import from_scratch
 import lead
 import plan
+import registered
 from common import counted, paired
 from measures import (LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, SEEDS, TRAINED, alone, gpu_of, loss_beyond, loss_within,
                       reach_ratio, rms)
@@ -26,7 +27,7 @@ def text(report):
     """Lines of Markdown."""
     sentences = []
     for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
-                    other_pairs, variants, recurrent, pruning, half_lives):
+                    separates, other_pairs, variants, recurrent, pruning, half_lives):
         try:
             sentences.append(f"- {finding(report)}")
         except Missing:
@@ -253,13 +254,17 @@ def beside(report, models):
                      for name, base, both in require(found))
 
 
+def separates(report):
+    return f"**What separates the pair** ([numbers](#what-separates-the-pair)). {require(registered.sentence(report))}"
+
+
 def other_pairs(report):
     return ("**Other blocks and sizes,** validation loss, the larger pair at the learning rates of the smaller: "
             f"{beside(report, OTHER_PAIRS)}.")
 
 
 def variants(report):
-    models = [model for model in report.variants() if not model[0].endswith("-fp8")]  # --fp8 has a sentence of its own
+    models = [model for model in report.variants() if "-fp8" not in model[0] and model[0] not in registered.MODELS]
     return f"**One thing changed,** validation loss: {beside(report, models)}."
 
 

@@ -24,6 +24,7 @@ import lead
 import paper_code
 import pictures
 import plan
+import registered
 from common import Parser, counted, paired, run, write_file
 from measures import (CROSSED, NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
                       cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
@@ -65,13 +66,11 @@ class Report:
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
         diverged = [f"{name} ({r['diverged']})" for name, r in self.with_diverged.items() if "diverged" in r]
-        shared = [name for name, r in self.all_results.items() if not alone(r)]
-        tasks = sum(name not in self.results for name in shared)
-        shared = [name for name in shared if name in self.results] + [f"{counted(tasks, 'run')} of tasks"] * (tasks > 0)
+        shared = sum(not alone(r) for r in self.all_results.values())
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {counted(len(self.all_lines), 'run')} are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
                 f"training steps. {edges} of the runs are needed only where the best learning rate lies at an edge."
-                + (f" These shared their GPU, so that their times do not count: {', '.join(shared)}." if shared else "")
+                + (f" {counted(shared, 'run')} shared a GPU, and their times do not count." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
 
@@ -294,25 +293,35 @@ class Report:
     def table_pairs(self):
         return self.table_beside((PAIR, *CROSSED, *OTHER_PAIRS))
 
+    def table_registered(self):
+        return registered.lines(self)
+
     def table_window(self):
         """Transformers beyond the training length as they are, with a window of this length, and with YaRN."""
-        rows = [(r["name"], f"{loss_beyond(r):.4f}",
-                 *(f"{loss_beyond({'eval': r[name]}):.4f}" if r.get(name) else "" for name in ("window", "yarn")))
-                for r in self.results.values() if r.get("window") or r.get("yarn")]
-        return table(("run", "16K to 64K", "with a window of 16,384", "with YaRN"), *(rows or [(NONE, "", "", "")]))
+        groups = {}
+        for r in self.results.values():
+            if r.get("window") or r.get("yarn"):
+                groups.setdefault(r["name"].rpartition("_")[0], []).append(r)
+        evals = lambda runs: (runs, *([{"eval": r[way]} for r in runs if r.get(way)] for way in ("window", "yarn")))
+        rows = [(name, len(runs), *(error_of(map(loss_beyond, found), sign="") if found else "" for found in evals(runs)))
+                for name, runs in groups.items()]
+        return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN"), *(rows or [(NONE, "", "", "", "")]))
 
     def table_fp8(self):
-        found = paired([a["val_loss"] - b["val_loss"] for a, b in self.both("fox-pro-fp8", "fox-pro")] or [math.nan])
+        return [line for name in ("fox-pro-fp8", "fox-pro-fp8-whole") for line in (self.cost_of_fp8(name), "")][:-1]
+
+    def cost_of_fp8(self, name):
+        found = paired([a["val_loss"] - b["val_loss"] for a, b in self.both(name, "fox-pro")] or [math.nan])
         if found.p is None:
-            return [f"{NONE}: after three pairs."]
+            return f"{name}: {NONE}: after three pairs."
         low, high = found.mean - found.half_width, found.mean + found.half_width
-        repeats = [(a, self.results.get(f"{b['name']}_repeat")) for a, b in self.both("fox-pro-fp8", "fox-pro")]
+        repeats = [(a, self.results.get(f"{b['name']}_repeat")) for a, b in self.both(name, "fox-pro")]
         again = paired([a["val_loss"] - b["val_loss"] for a, b in repeats if b] or [math.nan])
         beside = "" if again.p is None else f" Beside the repeats: {again.mean:+.4f} ± {again.error:.4f}, " \
             f"{again.mean - again.half_width:+.4f} to {again.mean + again.half_width:+.4f}."
-        return [f"Last validation loss with `--fp8` minus that in bf16, {counted(found.n, 'pair')}: {found.mean:+.4f} ± {found.error:.4f} "
+        return (f"Last validation loss of {name} minus that in bf16, {counted(found.n, 'pair')}: {found.mean:+.4f} ± {found.error:.4f} "
                 f"nats, 95% interval {low:+.4f} to {high:+.4f}.{beside} By the rule above, which goes by the mean of the first, "
-                f"`--fp8` {'stays' if found.mean > 0.01 else 'is not'} experimental."]
+                f"it {'stays' if found.mean > 0.01 else 'is not'} experimental.")
 
     def points_of_tasks(self, tasks):
         """{(task, ((key, value), (key, value)) of the point): {model: {seed: value}}}"""

@@ -43,6 +43,7 @@ static const MeasuredRate measured_rates[] = {
     {"H200", "hgrn2-760m", 16384, RECOMPUTE_NONE, {113002, 0, 0}},
     {"H200", "deltanet-125m", 16384, RECOMPUTE_NONE, {501843, 0, 0}},
     {"H200", "deltanet-760m", 16384, RECOMPUTE_NONE, {106271, 0, 0}},
+    {"H200", "gated-deltanet-760m", 16384, RECOMPUTE_NONE, {104164, 0, 0}},
 };
 enum { NUM_MEASURED_RATES = sizeof measured_rates / sizeof measured_rates[0] };
 

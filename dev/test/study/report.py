@@ -10,6 +10,7 @@ sys.path[:0] = ["dev/study", "scripts"]
 import paper_code  # noqa: E402
 import plan  # noqa: E402
 import measures  # noqa: E402
+import registered  # noqa: E402
 
 FOLDER = Path(sys.argv[1])
 PAGE, RESULTS = FOLDER / "STUDY.md", FOLDER / "results"
@@ -143,7 +144,7 @@ assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.250
 crossed = {row[0]: row[1:] for row in rows(page, "pairs")[2:]}
 assert crossed["fox-pro minus transformer-pro-4heads"] == ["1", "+0.1500", "+0.1500", "+0.3000", "4.00 (1)"], crossed
 assert crossed["7 more"][1] == "no run yet" and len(crossed) == 3, crossed
-assert rows(page, "window")[2:] == [["transformer-pro-4heads_11", "2.5000", "2.0833", "0.7500"]], rows(page, "window")
+assert rows(page, "window")[2:] == [["transformer-pro-4heads", "1", "2.5000", "2.0833", "0.7500"]], rows(page, "window")
 assert "The command of fox-pro_11 again: validation loss 1.9100, first 1.9000, a difference of +0.0100" in page
 assert variants["12 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
@@ -180,7 +181,7 @@ assert other[0][4:] == ["0.00015", "0.00044", "fox-pro"], other  # of three comp
 assert other[2][1] == "2" and other[2][5:] == ["", "no claim: pairs are missing"], other
 speeds = {row[0]: row[5] for row in rows(found, "variants")[2:]}
 assert speeds["fox-pro-fp8 minus fox-pro"] == "", speeds  # 11 and 13 elsewhere, 12 not alone
-assert " Measures that failed: fox-pro-fp8_11 (needle)." in found and "times do not count: fox-pro-fp8_12." in found
+assert " Measures that failed: fox-pro-fp8_11 (needle)." in found and " 1 run shared a GPU, and their times do not count." in found
 for r in (*elsewhere, fp8, alone):
     write(r)
 shared = changed("transformer-pro_12_repeat", shared_gpu=True)
@@ -316,6 +317,7 @@ for rate, loss in (("5e-4", 1.5), ("1e-3", 1.25)):
     write(result(f"confirm_fox-pro_{rate}", 2, loss, 3, 1))
 write(result("again_fox-pro_1e-3", 2, 1.5, 3, 1))
 write(result("confirm_transformer-pro_1e-3", 2, 1.5, 3, 1))
+write(result("fox-pro-bias256_11", 11, 2.0, 2.5, 1))
 for seed in (11, 12):
     write(result(f"fox-llama_{seed}", seed, 1.75, 2.25, 1))
     write(result(f"transformer-llama_{seed}", seed, 2, 2.5, 4))
@@ -351,7 +353,7 @@ for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats,
                  "fox-pro takes 0.49 times the GPU-hours of transformer-pro", "0.99 times the steps, each 0.50 times as long (",
                  "means of 5 pairs of repeats on one, both", "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
                  "fox-llama minus transformer-llama -0.250 nats in 2 pairs, too few to say more, beyond the training length -0.250",
-                 "**One thing changed,** validation loss: transformer-pro-4heads minus transformer-pro -0.250 nats in 1 pair, too",
+                 "**One thing changed,** validation loss: fox-pro-bias256 minus fox-pro +0.100 nats in 1 pair, too",
                  "mamba2 (2) 2.250 and 3.000, hgrn2 (2) 2.500 and 3.000, deltanet (2) 2.125 and 3.000, fox-pro (3) 2.000 and 3.000, tr",
                  "The command of confirm_fox-pro_1e-3 again: validation loss 1.5000, first 1.2500, a difference of +0.2500; repeats differ by 0.0141",
                  "the best of them. Below 1% right: fox-pro (diverged). Right at", "at 8 times this length: fox-pro-long 75.0 and 50.0%, fox-llama 50.0 and 25.0% (", "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
@@ -401,3 +403,45 @@ if "no matplotlib" not in drawn.stdout:
 assert measures.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
 low, high = measures.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])
 assert (low, high) == (1, 3), (low, high)
+
+
+# the second study's rules: nothing without three seeds, and each answer from differences that have it
+class Runs:
+    def __init__(self, **losses):
+        self.losses = {"fox_pro": (-0.04, -0.05, -0.06), "transformer_pro": (0, 0, 0), **losses}
+
+    def both(self, *names):
+        found = (self.losses.get(name.replace("-", "_"), ()) for name in names)
+        return [tuple(result("fox-pro_11", 11 + k, loss, loss, 1) for loss in both) for k, both in enumerate(zip(*found))]
+
+
+def answers(**losses):
+    found = registered.answers(Runs(**losses))
+    return [a and a[0] for _, _, (a, *_) in found]
+
+
+gate = {"fox_pro_rope": (-0.03, -0.031, -0.032), "transformer_pro_norope": (0.1, 0.09, 0.11)}
+assert answers() == [None] * 6
+assert answers(fox_pro_rope=(-0.03, -0.03), transformer_pro_norope=(0, 0)) == [None] * 6
+assert answers(**gate)[0] == "the gate's"
+assert answers(**{**gate, "fox_pro_rope": (-0.02, -0.021, -0.022)})[0] == "both, or neither alone"  # less than half of it
+assert answers(**{**gate, "fox_pro_rope": (-0.1, 0.01, -0.03)})[0] == "both, or neither alone"  # half of it, not shown
+assert answers(fox_pro_rope=(0, 0.001, 0), transformer_pro_norope=(-0.03, -0.031, -0.029))[0] == "the missing RoPE's"
+assert answers(fox_pro_bias16384=(-0.02, -0.031, -0.042))[1] == "yes"
+assert answers(fox_pro_bias16384=(-0.06, -0.071, -0.082))[1] == "not shown"  # lower than fox-pro
+assert "37% of the lead" in registered.data(Runs(fox_pro_bias16384=(-0.02, -0.031, -0.044)), measures.loss_within)[1]
+assert answers(transformer_pro_4heads=(-0.02, -0.021, -0.022))[2] == "yes"
+assert answers(transformer_pro_4heads=(0.02, 0.021, 0.022))[2] == "not shown"
+assert answers(transformer_pro_base1e4=(-0.02,))[3] == "seeds 12 and 13 follow"
+assert answers(transformer_pro_base1e4=(-0.009,))[3] == "not by more than 0.01 on one seed"
+assert answers(transformer_pro_base1e4=(-0.02, -0.021, -0.022))[3] == "yes"
+five = {"fox_pro": (-0.04, -0.05, -0.06, -0.05, -0.05), "transformer_pro": (0,) * 5}
+assert answers(**five, fox_pro_1e_3=(-0.05, -0.06, -0.07))[4] is None
+for change, answer in ((-0.01, "1e-3"), (0.01, "5e-4"), (0, "either")):
+    near = [loss + change + 0.001 * (-1) ** k for k, loss in enumerate(five["fox_pro"])]
+    assert answers(**five, fox_pro_1e_3=near)[4] == answer, change
+starts = {"fox_pro_long": (-0.03, -0.04, -0.05), "fox_pro_long64": (-0.035, -0.05, -0.065), "fox_pro_T2981": (-0.02, -0.05, -0.07)}
+assert answers(**starts)[5] == "fox-pro-long64"  # the first is shown to be higher, the last 0.003 and not the lowest
+assert answers(**{**starts, "fox_pro_long64": (0, -0.05, -0.06), "fox_pro_T2981": (0, 0, 0)})[5] == "none"
+assert registered.sentence(Runs()) == ""
+assert registered.sentence(Runs(**gate)) == "Is the lead the gate's, or the missing RoPE's? The gate's within the training length, the gate's beyond it."
