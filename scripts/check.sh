@@ -156,6 +156,7 @@ else
     found NCCL "$version"
 fi
 
+[ "$mode" = all ] || exit $code
 title optional "not needed"
 cudnn=$(macro cudnn.h CUDNN_MAJOR -I"$cuda/include").$(macro cudnn.h CUDNN_MINOR -I"$cuda/include")
 if [ "$cudnn" = . ]; then
@@ -163,10 +164,12 @@ if [ "$cudnn" = . ]; then
 else
     found cuDNN "$cudnn"
 fi
-has_packages() { "$1" -c 'import numpy, matplotlib, tokenizers, pyarrow, zstandard' >/dev/null 2>&1; }
+packages="numpy matplotlib tokenizers pyarrow zstandard"
+# finds them without importing them, which takes a second
+has_packages() { "$1" -c 'import sys, importlib.util as i; sys.exit(None in map(i.find_spec, sys.argv[1:]))' $packages >/dev/null 2>&1; }
 if has_packages build/python/bin/python || has_packages "$PYTHON"; then
     found scripts/ "what its Python uses"
 else
-    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt numpy matplotlib tokenizers pyarrow zstandard"
+    missing scripts/ "Python packages of make_shards.py and compare.py" "$PYTHON -m venv build/python && build/python/bin/pip install -c scripts/requirements.txt $packages"
 fi
 exit $code
