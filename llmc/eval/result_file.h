@@ -65,7 +65,6 @@ static inline void result_open(ResultFile* r, const char* option, const char* pa
     r->option = option;
     r->name = path;
     r->fd = -1;
-    if (*path == '\0') die("--%s: its FILE is empty", option);
     if (snprintf(r->path, PATH_LENGTH, "%s", path) >= PATH_LENGTH)
         die("--%s: the file's name is too long", option);
     const bool exists = stat(path, &st) == 0;

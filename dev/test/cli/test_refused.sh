@@ -33,7 +33,10 @@ END
             --set num_heads=64 --set vocab_size=257 $batches $shards_of
     done
     dies "is not a regular file" train --data "$shards"
-    dies "not a comma-separated list of file patterns" train --data ""
+    dies "not a comma-separated list of file patterns" train --data "$shards/text.bin,"
+    for name in model init data val-data out resume-from eval requests maps dump; do
+        dies "--$name: is empty: give " run "--$name" ""
+    done
     dies "text.bin twice" train --data "$shards/text.bin,$shards/te*.bin"
     dies "use one dataset" train --data "$shards/text.bin,$shards/documents.bin"
     dies "use one dataset" train --data "$shards/text.bin,$shards/wide.bin"
@@ -237,7 +240,7 @@ $tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No sp
 $tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a folder
 $tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
 $tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot create this folder
-$tiny $batches --data @/text.bin --out=|not a usable folder name
+$tiny $batches --data @/text.bin --out=|--out: is empty: give DIR
 $tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|more than any machine holds
 END
     dies "a?b: not of the form KEY=VALUE" run $tiny --set $'a\nb'

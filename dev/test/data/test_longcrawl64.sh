@@ -103,6 +103,8 @@ check "the second shard again" train $fixtures --roll 7
 for shard in "$scratch/rolled"/*; do same "$shard" "$out/${shard##*/}"; done
 dies "--roll: $scratch/plain/t_train_*.bin were made without it; remove" train $fixtures --roll 7 --out "$scratch/plain/t"
 dies "--roll -1: not a whole number from 0" train $fixtures --roll -1
+dies "--cache: is empty: give DIR" train $fixtures --cache ""
+dies "--source: is empty: give DIR|URL" train ""
 
 fresh # chunks of LongCrawl64's shape; the last row of chunks is not full
 heldout() { "$tool" --source $fixtures/ --split heldout --out "$out/h" "$@"; }

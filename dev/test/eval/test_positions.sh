@@ -195,7 +195,7 @@ END
     equals "" "$(find "$scratch" -name '*.tmp')"
     ln -s elsewhere.json "$scratch/link.json"
     result=$scratch/link.json refused "link.json: is a link to a file that cannot be found" --val-data "$shards/text.bin"
-    result= refused "--eval: its FILE is empty" --val-data "$shards/text.bin"
+    result= refused "--eval: is empty: give FILE" --val-data "$shards/text.bin"
 }
 
 # What a result replaces, and what it is written to straight.

@@ -98,7 +98,11 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
     int64_t whole;
     switch (row->type) {
     case CLI_GROUP: break;
-    case CLI_TEXT: *(const char**)field = text; break;
+    case CLI_TEXT: // a path that is empty would be that of the root folder, or of none
+        if (*text == '\0' && strcmp(row->value_name, "TEXT") != 0)
+            return fail(err, "--%s: is empty: give %s", row->name, row->value_name);
+        *(const char**)field = text;
+        break;
     case CLI_CHOICE:
     case CLI_SWITCH:
         for (int64_t i = 0; cli_choice_name(name, row, i); i++) {
