@@ -53,12 +53,20 @@ static inline void run_check_rise(const Run* run, Logger* l) {
     if (tokens < step || (!warming && tokens < before->warmup_tokens)) return;
     const double last = schedule_lr(&was, tokens - step, step);
     const double next = schedule_lr(&is, tokens, o->batch_tokens);
-    if (warming ? next >= 0.95 * last : next <= 1.05 * last) return;
-    if (warming)
+    const bool falls = warming && next < 0.95 * last, peaked = tokens >= before->warmup_tokens;
+    const bool rises = warming ? peaked && last < 0.95 : next > 1.05 * last;
+    if (!falls && !rises) return;
+    if (falls)
         snprintf(text, sizeof text,
                  "at %s the learning rate falls, from %.3g to %.3g of --lr, and rises again up to %lld: "
                  "--warmup-tokens was %lld until here",
                  counted(tokens, "token").text, last, next, (long long)o->warmup_tokens,
+                 (long long)before->warmup_tokens);
+    else if (warming)
+        snprintf(text, sizeof text,
+                 "at %s the learning rate rises again, from %.3g of --lr, up to %lld: --warmup-tokens was "
+                 "%lld until here",
+                 counted(tokens, "token").text, last, (long long)o->warmup_tokens,
                  (long long)before->warmup_tokens);
     else
         snprintf(text, sizeof text,

@@ -80,6 +80,9 @@ said "at 128 tokens the learning rate falls, from 0.75 to 0.25 of --lr, and rise
 equals 1 "$(grep -c '"event":"warning","step":2,"text":"at 128 tokens the learning rate falls' "$scratch/rise/log.jsonl")"
 check "a shorter one" resume "$scratch/rise" --max-steps 4 --warmup-tokens 320
 equals "" "$(cat "$scratch/stderr")"
+check "behind the peak" resume "$scratch/rise" --max-steps 12
+check "a longer one" resume "$scratch/rise" --max-steps 13 --warmup-tokens 1024
+said "at 768 tokens the learning rate rises again, from 0.604 of --lr, up to 1024: --warmup-tokens was 320" stderr
 
 dies "--data GLOB is missing: the shards to train on; data/README.md tells how" "$trainer" $tiny
 # A command that fails before it has written anything leaves no lock, and no folder that it has made
