@@ -1,6 +1,6 @@
 /*
 The known name that is nearest to a mistyped one, for messages: by the number of letters to insert, remove or
-replace, at most a third of them, or as the beginning of a longer name. Called by the command line and the
+replace and of neighbours to swap, at most a third of them, or as the beginning of a longer name. Called by the command line and the
 config.
 */
 #pragma once
@@ -21,21 +21,24 @@ static inline Nearest nearest_to(const char* word, size_t n) {
     return near;
 }
 
-// Letters to insert, remove or replace
+// Letters to insert, remove or replace, and pairs to swap
 static inline int edit_distance(const char* a, const char* b) {
-    int row[NEAREST_BYTES];
+    int rows[3][NEAREST_BYTES]; // distances of the first i letters of a, at i % 3, to the first j of b
     const int n = (int)strlen(b);
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0]++;
+    for (int j = 0; j <= n; j++) rows[0][j] = j;
+    int i = 1;
+    for (; a[i - 1]; i++) {
+        int *row = rows[i % 3], *last = rows[(i - 1) % 3], *before = rows[(i + 1) % 3];
+        row[0] = i;
         for (int j = 1; j <= n; j++) {
-            const int replaced = diagonal + (a[i - 1] != b[j - 1]);
-            const int shorter = row[j] < row[j - 1] ? row[j] : row[j - 1];
-            diagonal = row[j];
+            const int replaced = last[j - 1] + (a[i - 1] != b[j - 1]);
+            const int shorter = last[j] < row[j - 1] ? last[j] : row[j - 1];
             row[j] = replaced < shorter + 1 ? replaced : shorter + 1;
+            const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped && before[j - 2] + 1 < row[j]) row[j] = before[j - 2] + 1;
         }
     }
-    return row[n];
+    return rows[(i - 1) % 3][n];
 }
 
 // Compares with a known name.

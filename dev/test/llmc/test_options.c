@@ -510,6 +510,8 @@ static void check_nearest(void) {
         const char *option, *says;
     } options_typed[] = {{"--seeed=1", "--seeed: no such option (is --seed meant?); --help lists them"},
                          {"--resmue", "is --resume meant?"},
+                         {"--modle=x", "is --model meant?"},
+                         {"--daat=x", "is --data meant?"},
                          {"--warmup=1", "is --warmup-tokens meant?"},
                          {"--maxtokens", "is --max-tokens meant?"},
                          {"--top_k 1", "is --top-k meant?"},
@@ -541,6 +543,7 @@ static void check_nearest(void) {
     memset(word, 'x', sizeof word);
     CHECK(nearest_to(word, sizeof word).word[0] == '\0', "a word that is longer than any name");
     CHECK(edit_distance("kitten", "sitting") == 3 && edit_distance("", "abc") == 3, "edit_distance");
+    CHECK(edit_distance("ab", "ba") == 1 && edit_distance("abcd", "badc") == 2, "swapped");
 }
 
 int main(void) {
