@@ -27,9 +27,8 @@ equals "train: 3 documents, 8 tokens, 1 shard;val: 1 document, 2 tokens, 1 shard
 equals "9 1 2 3 4 9 9 5" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 equals "9 7" "$(od -An -tu2 -v -j1024 $scratch/ids/a_val_000000.bin | xargs)"
 cp $scratch/ids/a_train_000000.bin $scratch/before
-for out in "" $scratch/ids/; do
-    dies "--out '$out': must end with the start of a file name" write --out "$out" <$scratch/stream
-done
+dies "--out: is empty: give PREFIX" write --out "" <$scratch/stream
+dies "--out '$scratch/ids/': must end with the start of a file name" write --out $scratch/ids/ <$scratch/stream
 ids records $scratch/cut 2:1,2,3 0:4
 dies "end too early" write <$scratch/cut
 head -c 20 $scratch/stream >$scratch/cut
