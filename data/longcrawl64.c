@@ -347,19 +347,6 @@ static bool write_shards(Work* w, Error* err) {
     return ok && shard_set_mark(o->out, w->shard_split, false, err);
 }
 
-// Deletes the cache's .zarray and its folders, except folders that contain other files.
-static void delete_cache(Work* w) {
-    char path[PATH_LENGTH];
-    if (!w->source.remote || w->options->keep_cache) return;
-    join_name(path, w->source.folder, ".zarray");
-    unlink(path);
-    cache_lock_name(path, w->source.folder);
-    unlink(path);
-    if (rmdir(w->source.folder) != 0) return;
-    *strrchr(w->source.folder, '/') = '\0';
-    rmdir(w->source.folder);
-}
-
 int main(int argc, char** argv) {
     guard_process();
     Options options = parse_options(argc, argv);
@@ -387,7 +374,7 @@ int main(int argc, char** argv) {
     if (work.source.remote && !fetch_start(&work.fetch, options.jobs, &err)) stop_and_die(&work, &err);
     if (!write_shards(&work, &err)) stop_and_die(&work, &err);
     fetch_join(&work.fetch);
-    delete_cache(&work);
+    if (work.source.remote && !options.keep_cache) cache_remove(work.source.folder);
     if (work.source.unverified)
         warn("NOT VERIFIED: %lld of %s: neither a list nor the server gave their SHA-256, or they were in "
              "the cache; give a list with --sha256sums",

@@ -48,6 +48,28 @@ static inline void shard_folder(char* out, const char* prefix) {
     strcpy(out, dirname(path));
 }
 
+// What this process has made for its shards: their folder, and locks (shard_set_lock).
+static struct {
+    char folder[PATH_LENGTH], locks[2][PATH_LENGTH];
+    int fds[2], count;
+} shard_made;
+
+// Called when a command fails: removes the locks that it has made, and its folder if that is empty.
+static inline void shard_remove_made(void) {
+    for (int i = 0; i < shard_made.count; i++)
+        if (file_is_at(shard_made.fds[i], shard_made.locks[i])) unlink(shard_made.locks[i]);
+    if (shard_made.folder[0]) (void)rmdir(shard_made.folder);
+}
+
+// Creates the folder of a prefix if missing.
+static inline bool shard_make_folder(const char* prefix, Error* err) {
+    char folder[PATH_LENGTH];
+    shard_folder(folder, prefix);
+    if (access(folder, F_OK) != 0) strcpy(shard_made.folder, folder);
+    message_hooks.clean = shard_remove_made;
+    return make_folders(folder, err);
+}
+
 // ----------------------------------------------------------------------------
 // a shard
 
@@ -96,8 +118,7 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     w->header.doc_len = doc_len;
     w->header.bytes_per_token = vocab_size <= 65536 ? 2 : 4;
     w->capacity = doc_len > 0 ? shard_tokens / doc_len * doc_len : shard_tokens;
-    shard_folder(path, prefix);
-    return make_folders(path, err);
+    return shard_make_folder(prefix, err);
 }
 
 // Before the first token: the shards get a mask, and tokens come with SHARD_COUNTS where they count.
@@ -237,18 +258,22 @@ enum { SHARD_TRAIN, SHARD_VAL };
 static const char* const shard_splits[2] = {"train", "val"};
 
 // Locks the shards of a prefix and split against other processes until this one ends, by the file
-// PREFIX_SPLIT.lock, which remains. Creates the folder if missing.
+// PREFIX_SPLIT.lock, which remains unless the command that made it fails. Creates the folder if missing.
 static inline bool shard_set_lock(const char* prefix, const char* split, Error* err) {
-    char path[PATH_LENGTH], folder[PATH_LENGTH];
-    if (!shard_path(path, prefix, split, 0, err)) return false;
-    shard_folder(folder, prefix);
-    if (!make_folders(folder, err)) return false;
-    snprintf(path, sizeof path, "%s_%s.lock", prefix, split);
-    if (lock_file(path) >= 0) return true;
-    if (errno == EWOULDBLOCK)
+    char path[PATH_LENGTH];
+    if (!shard_path(path, prefix, split, 0, err) || !shard_make_folder(prefix, err)) return false;
+    snprintf(path, sizeof path, "%.4000s_%s.lock", prefix, split);
+    const bool made = access(path, F_OK) != 0;
+    const int fd = lock_file(path), why = errno;
+    if (fd >= 0 && made && shard_made.count < 2) {
+        strcpy(shard_made.locks[shard_made.count], path);
+        shard_made.fds[shard_made.count++] = fd;
+    }
+    if (fd >= 0 && file_is_at(fd, path)) return true;
+    if (fd >= 0 || why == EWOULDBLOCK)
         return fail(err, "%s: another process writes these shards; wait for it or choose another prefix",
                     prefix);
-    return fail(err, "%s: cannot lock: %s", path, strerror(errno));
+    return fail(err, "%s: cannot lock: %s", path, strerror(why));
 }
 
 // Creates or removes PREFIX_SPLIT_incomplete.bin, an empty file that exists until all shards do. The pattern

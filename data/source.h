@@ -67,6 +67,19 @@ static inline char* cache_read(const char* path, size_t max_bytes, size_t* bytes
     return read_file(path, bytes, err);
 }
 
+// Deletes the cache's .zarray and lock, and its folders, but for folders with other files.
+static inline void cache_remove(const char* folder) {
+    char path[PATH_LENGTH];
+    join_name(path, folder, ".zarray");
+    unlink(path);
+    cache_lock_name(path, folder);
+    unlink(path);
+    if (rmdir(folder) != 0) return;
+    strcpy(path, folder);
+    *strrchr(path, '/') = '\0';
+    rmdir(path);
+}
+
 // ----------------------------------------------------------------------------
 // the source
 
@@ -119,7 +132,9 @@ static inline bool download_zarray(Source* s, Error* err) {
     if (!make_folders(s->folder, err) || !cache_lock(s->folder, err)) return false;
     downloader_init(&d, &s->stop, s->tries, s->timeout);
     bool ok = download(&d, url, ZARRAY_MAX, check_zarray, NULL, err);
-    if (ok && access(path, F_OK) == 0) {
+    const bool cached_before = access(path, F_OK) == 0;
+    if (!ok && !cached_before) cache_remove(s->folder);
+    if (ok && cached_before) {
         size_t bytes;
         char* cached = read_file(path, &bytes, err);
         ok = cached != NULL;

@@ -105,6 +105,11 @@ dies "--roll: $scratch/plain/t_train_*.bin were made without it; remove" train $
 dies "--roll -1: not a whole number from 0" train $fixtures --roll -1
 dies "--cache: is empty: give DIR" train $fixtures --cache ""
 dies "--source: is empty: give DIR|URL" train ""
+mkdir "$scratch/nothing" # what a command leaves that fails at once
+for source in "$scratch/none" http://127.0.0.1:1; do
+    dies "$source/train.zarr/.zarray: " train "$source" --tries 1 --out "$scratch/nothing/new/t"
+    equals "$scratch/nothing" "$(find "$scratch/nothing")"
+done
 
 fresh # chunks of LongCrawl64's shape; the last row of chunks is not full
 heldout() { "$tool" --source $fixtures/ --split heldout --out "$out/h" "$@"; }

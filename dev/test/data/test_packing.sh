@@ -37,6 +37,10 @@ python3 dev/test/data/shard_inputs.py records $scratch/records $(printf '2:1 %.0
 check "a full buffer" write --pack 3 <$scratch/records
 equals "1 9 1" "$(od -An -tu2 -v -j1024 -N6 $scratch/a_train_000000.bin | xargs)"
 
+# a command that fails at once leaves nothing
+dies "the token ids end too early" data/ids_to_shards --out $scratch/new/a --vocab-size 10 --end-of-text 9 <<<1
+check "no folder" test ! -e $scratch/new
+
 # no token is lost but those that are counted, no document is in both splits, and a mask stays with its token
 for case in "600 64" "600 1000" "40000 8"; do
     set -- $case
