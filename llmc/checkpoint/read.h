@@ -17,6 +17,7 @@ Called by load.h on every rank that sees the folder.
 */
 #pragma once
 
+#include "../formats/safetensors_set.h"
 #include "format.h"
 #include "llama.h"
 #include "record.h"

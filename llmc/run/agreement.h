@@ -8,7 +8,7 @@ Called by main.h and data.h. Everything here is collective, and trivial for one 
 
 #include "../base/checksum.h"
 #include "../config/config_file.h"
-#include "../formats/safetensors.h"
+#include "../formats/safetensors_set.h"
 #include "../ranks/world.h"
 #include "run.h"
 

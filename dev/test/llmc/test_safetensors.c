@@ -4,6 +4,7 @@ files.
 */
 #include <math.h>
 #include "../../../llmc/base/random.h"
+#include "../../../llmc/formats/safetensors_set.h"
 #include "../scratch.h"
 #include "../tensor_files.h"
 
