@@ -21,6 +21,7 @@ A row of the CPU trainer's mixers.
 #pragma once
 
 #include "../shared/conv.h"
+#include "../shared/silu_gate.h"
 #include "params.h"
 
 // clang-format off
@@ -70,18 +71,6 @@ static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     DeltaNetActs a;
     activations_layer(layer->mixer, layer->number, &a, sizeof a);
     return a;
-}
-
-static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
-    Conv conv = {.B = layer->B,
-                 .T = layer->T,
-                 .C = deltanet_channels(layer->config),
-                 .row_stride = layer_proj(layer).rows,
-                 .weight = layer_param(layer, P_DELTANET_Q_CONV),
-                 .dweight = layer_grad(layer, P_DELTANET_Q_CONV),
-                 .history = a->history,
-                 .doc_start = layer->doc_start};
-    return conv;
 }
 
 static inline ScanShape deltanet_scan_shape(const Layer* layer) {
@@ -186,34 +175,14 @@ static inline void deltanet_heads_backward(const DeltaNetActs* a, const DeltaNet
     }
 }
 
-// y = normed silu(g)
-static inline void deltanet_gate_forward(const DeltaNetActs* a, const DeltaNetHeads* p) {
-    int64_t rows = p->s.B * p->s.T, vd = p->s.NH * p->s.V;
-#pragma omp parallel for schedule(static) if (rows * vd > 8192)
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < vd; c++)
-            a->y[i * vd + c] = a->normed[i * vd + c] * silu(a->proj[i * p->R + p->C + c]);
-}
-
-// Writes the gate's columns of dproj; dy becomes the gradient of the normed o.
-static inline void deltanet_gate_backward(const DeltaNetActs* a, const DeltaNetHeads* p) {
-    int64_t rows = p->s.B * p->s.T, vd = p->s.NH * p->s.V;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < vd; c++) {
-            const real gate = a->proj[i * p->R + p->C + c], dy = a->dy[i * vd + c];
-            a->dproj[i * p->R + p->C + c] = dy * a->normed[i * vd + c] * silu_slope(gate);
-            a->dy[i * vd + c] = dy * silu(gate);
-        }
-}
-
 // Also extends: where the layer has states it starts from them and updates them.
 static inline void deltanet_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     DeltaNetActs a = deltanet_acts(layer);
     const DeltaNetHeads heads = deltanet_heads(layer);
+    int64_t rows = layer->B * layer->T, values = heads.s.NH * heads.s.V;
     Scan scan = deltanet_scan(&a, &heads.s);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
-    Conv conv = deltanet_conv(layer, &a);
+    Conv conv = conv_layer(layer, heads.C, P_DELTANET_Q_CONV, a.history);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
     linear_forward(a.proj, in, NULL, &in_proj);
@@ -221,7 +190,7 @@ static inline void deltanet_forward(const Layer* layer, real* out, const real* i
     deltanet_heads_forward(&a, &heads);
     scan_forward(a.o, &scan, &heads.s);
     rmsnorm_forward(a.normed ? a.normed : a.y, a.o, &norm);
-    if (a.normed) deltanet_gate_forward(&a, &heads);
+    if (a.normed) silu_gate_forward(a.y, a.normed, a.proj + heads.C, rows, values, heads.R);
     linear_forward(out, a.y, residual, &o_proj);
 }
 
@@ -230,7 +199,7 @@ static inline void deltanet_backward(const Layer* layer, real* din, const real* 
     DeltaNetActs a = deltanet_acts(layer);
     const DeltaNetHeads heads = deltanet_heads(layer);
     const ScanShape* shape = &heads.s;
-    int64_t rows = layer->B * layer->T;
+    int64_t rows = layer->B * layer->T, values = shape->NH * shape->V;
     Scan scan = deltanet_scan(&a, shape);
     ScanBackward gradients = {.dq_parts = a.dqk_parts,
                               .dk_parts = a.dqk_parts + rows * shape->key_row * scan_pieces(shape->V),
@@ -239,12 +208,13 @@ static inline void deltanet_backward(const Layer* layer, real* din, const real* 
                               .dv = a.dqkv + 2 * shape->key_row,
                               .dout = a.dout};
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
-    Conv conv = deltanet_conv(layer, &a);
+    Conv conv = conv_layer(layer, heads.C, P_DELTANET_Q_CONV, a.history);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
     linear_backward(a.dy, dout, a.y, &o_proj);
-    if (a.normed) deltanet_gate_backward(&a, &heads);
-    memset(a.dout, 0, (size_t)(rows * shape->NH * shape->V) * sizeof(real));
+    if (a.normed)
+        silu_gate_backward(a.dy, a.dproj + heads.C, a.dy, a.normed, a.proj + heads.C, rows, values, heads.R);
+    memset(a.dout, 0, (size_t)(rows * values) * sizeof(real));
     rmsnorm_backward(a.dout, a.dy, a.o, &norm, a.partial);
     scan_backward(&gradients, &scan, shape);
     deltanet_heads_backward(&a, &heads);

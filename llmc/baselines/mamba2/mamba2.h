@@ -14,6 +14,7 @@ forward function serve a training pass and an extension, as in deltanet.h. A row
 #pragma once
 
 #include "../shared/conv.h"
+#include "../shared/silu_gate.h"
 #include "params.h"
 
 // clang-format off
@@ -67,31 +68,18 @@ static inline Mamba2Acts mamba2_acts(const Layer* layer) {
 static inline int64_t mamba2_channels(const Config* c) { return config_inner_size(c) + 2 * c->state_size; }
 
 static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
-    Conv conv = {.B = layer->B,
-                 .T = layer->T,
-                 .C = mamba2_channels(layer->config),
-                 .row_stride = layer_proj(layer).rows,
-                 .weight = layer_param(layer, P_MAMBA2_CONV),
-                 .bias = layer_param(layer, P_MAMBA2_CONV_BIAS),
-                 .dweight = layer_grad(layer, P_MAMBA2_CONV),
-                 .dbias = layer_grad(layer, P_MAMBA2_CONV_BIAS),
-                 .history = a->history,
-                 .doc_start = layer->doc_start};
+    Conv conv = conv_layer(layer, mamba2_channels(layer->config), P_MAMBA2_CONV, a->history);
+    conv.bias = layer_param(layer, P_MAMBA2_CONV_BIAS);
+    conv.dbias = layer_grad(layer, P_MAMBA2_CONV_BIAS);
     return conv;
 }
 
+// All heads share q and k.
 static inline ScanShape mamba2_scan_shape(const Layer* layer) {
-    const Config* c = layer->config;
-    ScanShape s = {.B = layer->B,
-                   .T = layer->T,
-                   .NH = c->num_heads,
-                   .K = c->state_size,
-                   .V = config_head_size(c),
-                   .key_row = mamba2_channels(c),
-                   .decay_width = 1,
-                   .value_row = config_inner_size(c),
-                   .scale = 1,
-                   .doc_start = layer->doc_start};
+    ScanShape s = scan_shape(layer, 1, config_inner_size(layer->config));
+    s.K = layer->config->state_size;
+    s.key_row = mamba2_channels(layer->config), s.key_head = 0;
+    s.scale = 1;
     return s;
 }
 
@@ -149,28 +137,13 @@ static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a
     }
 }
 
-// o += D x, then gated = o silu(z).
-static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
+// o += D x
+static inline void mamba2_skip_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real* D = layer_param(layer, P_MAMBA2_D);
-    int64_t di = s->value_row, R = layer_proj(layer).rows;
+    int64_t di = s->value_row;
 #pragma omp parallel for schedule(static) if (s->B * s->T * di > 8192)
     for (int64_t i = 0; i < s->B * s->T; i++)
-        for (int64_t c = 0; c < di; c++) {
-            a->o[i * di + c] += D[c / s->V] * a->xbc[i * s->key_row + c];
-            a->gated[i * di + c] = a->o[i * di + c] * silu(a->proj[i * R + c]);
-        }
-}
-
-// Writes do (a->dy) and z's columns of dproj.
-static inline void mamba2_gate_backward(const Mamba2Acts* a, const ScanShape* s, int64_t R) {
-    int64_t di = s->value_row;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < s->B * s->T; i++)
-        for (int64_t c = 0; c < di; c++) {
-            real z = a->proj[i * R + c], dgated = a->dgated[i * di + c];
-            a->dproj[i * R + c] = dgated * a->o[i * di + c] * silu_slope(z);
-            a->dy[i * di + c] = dgated * silu(z);
-        }
+        for (int64_t c = 0; c < di; c++) a->o[i * di + c] += D[c / s->V] * a->xbc[i * s->key_row + c];
 }
 
 // Also extends: where the layer has states it starts from them and updates them.
@@ -186,7 +159,8 @@ static inline void mamba2_forward(const Layer* layer, real* out, const real* in,
     conv_forward(a.xbc, a.proj + shape.value_row, &conv);
     mamba2_steps_forward(layer, &a, &shape);
     scan_forward(a.o, &scan, &shape);
-    mamba2_gate_forward(layer, &a, &shape);
+    mamba2_skip_forward(layer, &a, &shape);
+    silu_gate_forward(a.gated, a.o, a.proj, norm.rows, norm.d, in_proj.N);
     rmsnorm_forward(a.y, a.gated, &norm);
     linear_forward(out, a.y, residual, &out_proj);
 }
@@ -210,7 +184,7 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     linear_backward(a.dy, dout, a.y, &out_proj);
     memset(a.dgated, 0, (size_t)(rows * di) * sizeof(real));
     rmsnorm_backward(a.dgated, a.dy, a.gated, &norm, a.partial);
-    mamba2_gate_backward(&a, &shape, in_proj.N);
+    silu_gate_backward(a.dy, a.dproj, a.dgated, a.o, a.proj, rows, di, in_proj.N);
     scan_backward(&gradients, &scan, &shape);
     mamba2_steps_backward(layer, &a, &shape);
     for (int i = 0; i < 3; i++) scan_add_heads(layer, kinds[i], a.dheads + i * rows * shape.NH);

@@ -24,6 +24,19 @@ typedef struct {
     const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
 } Conv;
 
+// The convolution of C columns of a layer's projection, without bias.
+static inline Conv conv_layer(const Layer* layer, int64_t C, ParamKind weight, real* history) {
+    Conv conv = {.B = layer->B,
+                 .T = layer->T,
+                 .C = C,
+                 .row_stride = layer_proj(layer).rows,
+                 .weight = layer_param(layer, weight),
+                 .dweight = layer_grad(layer, weight),
+                 .history = history,
+                 .doc_start = layer->doc_start};
+    return conv;
+}
+
 // The input of token t >= -3 of sequence b, or NULL where it is zero.
 static inline const real* conv_input(const Conv* s, const real* x, int64_t b, int64_t t) {
     if (t >= 0) return x + (b * s->T + t) * s->row_stride;
