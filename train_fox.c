@@ -839,10 +839,7 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T) {
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = B;
-    pass.T = T;
+    Pass pass = {.B = B, .T = T};
     for (int64_t l = 0; l < config->num_hidden_layers; l++) {
         const Layer layer = layer_of(table, l, B, T);
         const MixerKind kind = layer.config->mixer;
@@ -860,10 +857,7 @@ static void* allocate_zeros(size_t bytes) { return xcalloc(bytes, 1); }
 // A model without activations, on one of several ranks: parameters for inference; with `train` also gradients
 // and AdamW's moments.
 static Model model_new(const Config* config, bool train, int rank, int ranks) {
-    Model model;
-    memset(&model, 0, sizeof model);
-    model.config = *config;
-    model.table = params_build_for(config, ranks);
+    Model model = {.config = *config, .table = params_build_for(config, ranks)};
     model.shard = params_shard(&model.table, rank, ranks);
     size_t count = (size_t)model.table.count, owned = (size_t)shard_count(&model.shard);
     model.params = (real*)xcalloc(count, sizeof(real));

@@ -487,9 +487,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
 
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
-    Pass pass = {};
-    pass.B = B;
-    pass.T = T;
+    Pass pass = {.B = B, .T = T};
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         const Layer layer = model_layer(model, &pass, l);
         const int t = PASS_MIXER + layer.config->mixer;
@@ -503,9 +501,7 @@ static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
 }
 
 static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
-    Pass pass = {};
-    pass.B = B;
-    pass.T = T;
+    Pass pass = {.B = B, .T = T};
     size_t bytes = embedding_scratch_bytes(B * T, model->config.hidden_size);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         Layer layer = model_layer(model, &pass, l);
@@ -528,14 +524,12 @@ static int64_t model_planned_bytes(const void* context, int64_t B, int64_t T, Re
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
 // Without `deterministic`, GEMM algorithms may be chosen by timing.
 static Model model_new(const Config* config, bool cudnn, bool deterministic, int rank, int ranks) {
-    Model model;
-    memset(&model, 0, sizeof model);
-    model.config = *config;
-    model.table = params_build_for(config, ranks);
+    Model model = {.config = *config,
+                   .table = params_build_for(config, ranks),
+                   .Vs = matmul_padded(config->vocab_size),
+                   .cudnn = cudnn,
+                   .deterministic = deterministic};
     model.shard = params_shard(&model.table, rank, ranks);
-    model.Vs = matmul_padded(config->vocab_size);
-    model.cudnn = cudnn;
-    model.deterministic = deterministic;
     return model;
 }
 
@@ -631,8 +625,7 @@ static AdamWTensors model_tensors(Model* model) {
             .v = model->v};
 }
 
-// Copies master weights and moments (NULL: they stay) of the rank's shard from the host, and gives their
-// copies to all ranks.
+// Copies the rank's master weights and moments (NULL: they stay) from the host, and gives all ranks copies.
 static void model_upload(Model* model, const float* params, const float* m, const float* v) {
     size_t bytes = (size_t)shard_count(&model->shard) * sizeof(float);
     AdamWTensors tensors = model_tensors(model);
@@ -655,8 +648,7 @@ static int64_t model_attention_layers(const Model* model) {
     return config_layers_of(&model->config, MIXER_ATTENTION);
 }
 
-// Counts of attention blocks of the step in progress, [layers with attention] on the device; NULL where
-// attention has no bounds.
+// Counts of the step's attention blocks, [layers with attention] on the device; NULL without bounds.
 static PruningCount* model_pruning(Model* model) {
     int64_t l = 0;
     if (!config_has_bounds(&model->config)) return NULL;
@@ -937,8 +929,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     }
 }
 
-// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
-// none.
+// The first tensor with a number that is not finite, for the message that stops the run; NULL: none.
 static const char* model_first_not_finite(Model* model, bool gradients) {
     const Shard whole = params_shard(&model->table, 0, 1), *shard = gradients ? &whole : &model->shard;
     int64_t count = shard_count(shard);

@@ -349,8 +349,7 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
         if (p->pass == pass && p->s.B == s->B && p->s.T == s->T && p->s.NH == s->NH && p->s.dh == s->dh &&
             key_heads(&p->s) == key_heads(s))
             return p;
-    CudnnGraph g = {};
-    g.s = *s;
+    CudnnGraph g = {.s = *s};
     if (pass == CUDNN_FORWARD)
         cudnn_forward_graph(&g);
     else

@@ -162,16 +162,15 @@ static inline bool attention_windowed(const HeadShape* s) { return s->window > 0
 // a token; 4 for k and v, or q and dout. bounds may be NULL.
 static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
                                              int64_t bytes_per_channel) {
-    AttentionShape shape = {};
-    shape.T = (int)s->T;
-    shape.NH = (int)s->NH;
-    shape.blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    shape.heads = (int)(s->B * s->NH);
-    shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
-    shape.row_stride = s->NH * s->dh;
-    shape.key_group = (int)head_group(s);
-    shape.key_stride = key_heads(s) * s->dh;
-    shape.window = (int)s->window;
+    AttentionShape shape = {.T = (int)s->T,
+                            .NH = (int)s->NH,
+                            .blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK),
+                            .heads = (int)(s->B * s->NH),
+                            .tiles_per_head = (int)ceil_div<int64_t>(s->T, rows),
+                            .row_stride = s->NH * s->dh,
+                            .key_group = (int)head_group(s),
+                            .key_stride = key_heads(s) * s->dh,
+                            .window = (int)s->window};
     if (bounds) shape.bounds = *bounds;
     int64_t l2 = device_attribute(cudaDevAttrL2CacheSize), head_bytes = s->T * s->dh * bytes_per_channel;
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);

@@ -509,13 +509,10 @@ static inline void sm90_band_forward(const AttentionForward* a, const HeadShape*
                                      cudaStream_t stream) {
     const bf16* const in[] = {a->k, a->v, a->q};
     const HeadShape keys = key_shape(s);
-    Sm90BandParameters p = {};
+    Sm90BandParameters p = {
+        .cum_logf = a->cum_logf, .lse_out = a->lse, .tile_counter = tile_counter, .shape = shape};
     for (int i = 0; i < 3; i++) p.in[i] = sm90_tensor_map(in[i], i < 2 ? &keys : s, ATTENTION_BAND);
     p.out[0] = sm90_tensor_map(a->o, s, ATTENTION_BAND);
-    p.lse_out = a->lse;
-    p.cum_logf = a->cum_logf;
-    p.tile_counter = tile_counter;
-    p.shape = shape;
     sm90_band_launch<false>(p, stream);
 }
 
@@ -526,15 +523,14 @@ static inline void sm90_band_backward(const AttentionBackward* a, const HeadShap
     const bf16* const in[] = {a->k, a->v, a->q, a->dout};
     bf16* const out[] = {a->dk, a->dv, a->dq};
     const HeadShape keys = key_shape(s);
-    Sm90BandParameters p = {};
+    Sm90BandParameters p = {.cum_logf = a->cum_logf,
+                            .lse = a->lse,
+                            .delta = a->delta,
+                            .dcum_logf = a->dcum_logf,
+                            .dq_sum = dq_sum,
+                            .row_sum = row_sum,
+                            .shape = shape};
     for (int i = 0; i < 4; i++) p.in[i] = sm90_tensor_map(in[i], i < 2 ? &keys : s, ATTENTION_BAND);
     for (int i = 0; i < 3; i++) p.out[i] = sm90_tensor_map(out[i], s, ATTENTION_BAND);
-    p.lse = a->lse;
-    p.cum_logf = a->cum_logf;
-    p.delta = a->delta;
-    p.dcum_logf = a->dcum_logf;
-    p.dq_sum = dq_sum;
-    p.row_sum = row_sum;
-    p.shape = shape;
     sm90_band_launch<true>(p, stream);
 }

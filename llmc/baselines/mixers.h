@@ -54,9 +54,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     const int64_t align = (int64_t)PARAM_ALIGN * ranks;
     const MixerInfo* mixer = mixer_infos[c->mixer];
     int64_t numbers[NUM_MIXERS] = {0};
-    ParamTable t;
-    memset(&t, 0, sizeof t);
-    t.layers = mixer->layers;
+    ParamTable t = {.layers = mixer->layers};
     t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
     t.buckets = (int64_t*)xcalloc((size_t)L + 3, sizeof(int64_t));

@@ -139,12 +139,7 @@ typedef struct {
 
 // The walk before its first piece.
 static inline CheckpointPiece checkpoint_pieces(const CheckpointFile* file, const CheckpointPart* part) {
-    CheckpointPiece p;
-    memset(&p, 0, sizeof p);
-    p.file = file;
-    p.part = part;
-    p.progress.world = part->world;
-    p.tensor = -1;
+    CheckpointPiece p = {.file = file, .part = part, .progress = {part->world, 0}, .tensor = -1};
     return p;
 }
 

@@ -102,9 +102,7 @@ static inline bool checkpoint_receive_shard(CheckpointOutput* o, int rank, char*
 static inline bool checkpoint_receive_shards(CheckpointWriter* w, const bool* sees, World* world, bool ok,
                                              Error* err) {
     int others = 0;
-    CheckpointOutput o;
-    memset(&o, 0, sizeof o);
-    o.writer = w;
+    CheckpointOutput o = {.writer = w};
     for (int rank = 0; rank < world->size; rank++) others += !sees[rank];
     if (others == 0) return ok;
     char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);

@@ -59,11 +59,7 @@ static inline void layer_move(Layer* layer, int64_t l) {
 
 // Layer l of a pass over [B, T] tokens, without tensors.
 static inline Layer layer_of(const ParamTable* table, int64_t l, int64_t B, int64_t T) {
-    Layer layer;
-    memset(&layer, 0, sizeof layer);
-    layer.table = table;
-    layer.B = B;
-    layer.T = T;
+    Layer layer = {.table = table, .B = B, .T = T};
     layer_move(&layer, l);
     return layer;
 }

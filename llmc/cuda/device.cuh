@@ -75,15 +75,13 @@ static inline Device device_open(int index) {
             index, prop.name, prop.major, prop.minor);
     CUDA_CHECK(cudaSetDevice(index));
 
-    Device d;
-    memset(&d, 0, sizeof d);
-    d.index = index;
-    snprintf(d.name, sizeof d.name, "%s", prop.name);
-    d.compute_capability = 10 * prop.major + prop.minor;
-    d.multiprocessors = prop.multiProcessorCount;
-    d.memory = (int64_t)prop.totalGlobalMem;
     const Gpu* known = gpu_find(prop.name);
-    d.peak_flops = known ? 1e12 * known->tflops : 0;
+    Device d = {.index = index,
+                .compute_capability = 10 * prop.major + prop.minor,
+                .multiprocessors = prop.multiProcessorCount,
+                .memory = (int64_t)prop.totalGlobalMem,
+                .peak_flops = known ? 1e12 * known->tflops : 0};
+    snprintf(d.name, sizeof d.name, "%s", prop.name);
     return d;
 }
 

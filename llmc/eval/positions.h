@@ -37,9 +37,7 @@ typedef struct {
 } Positions;
 
 static inline Positions positions_new(int64_t seq_len) {
-    Positions p;
-    memset(&p, 0, sizeof p);
-    p.seq_len = seq_len;
+    Positions p = {.seq_len = seq_len};
     p.sums = (double*)xcalloc((size_t)seq_len, sizeof(double));
     p.counts = (double*)xcalloc((size_t)seq_len, sizeof(double));
     p.window_squares = (double*)xcalloc((size_t)seq_len, sizeof(double));

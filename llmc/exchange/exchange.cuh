@@ -232,12 +232,7 @@ static inline void exchange_time(const Exchange* e, int bucket, int what, bool c
 
 // Collective: connects the ranks' GPUs. fp32_begin is not copied: the caller keeps it until exchange_close.
 static inline Exchange exchange_open(World* world, const Shard* shard, const int64_t* fp32_begin) {
-    Exchange e;
-    memset(&e, 0, sizeof e);
-    e.world = world;
-    e.shard = *shard;
-    e.fp32_begin = fp32_begin;
-    e.comm = nccl_open(world);
+    Exchange e = {.world = world, .shard = *shard, .fp32_begin = fp32_begin, .comm = nccl_open(world)};
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&e.stream, cudaStreamNonBlocking, greatest));

@@ -24,9 +24,7 @@ typedef struct {
 
 // An empty writer.
 static inline JsonWriter json_writer(int indent) {
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
-    w.indent = indent;
+    JsonWriter w = {.indent = indent};
     return w;
 }
 

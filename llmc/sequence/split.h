@@ -119,11 +119,8 @@ typedef struct {
 } HeadColumns;
 
 static inline HeadColumns head_columns_new(const Config* c, int ranks) {
-    HeadColumns h;
-    memset(&h, 0, sizeof h);
-    h.ranks = ranks;
-    h.heads = (int)config_key_heads(c) / ranks;
-    h.queries = (int)(c->num_heads / config_key_heads(c));
+    const int heads = (int)config_key_heads(c);
+    HeadColumns h = {.ranks = ranks, .heads = heads / ranks, .queries = (int)c->num_heads / heads};
     return h;
 }
 

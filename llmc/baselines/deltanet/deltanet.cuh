@@ -46,10 +46,11 @@ typedef struct {
 } DeltaNetActs;
 
 // Rows of q, k and v together.
-static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
+static inline ScanShape deltanet_scan_shape(const Layer* layer) {
+    const Config* c = layer->config;
     int64_t dh = config_head_size(c), C = deltanet_channels(c);
-    return {.B = B,
-            .T = T,
+    return {.B = layer->B,
+            .T = layer->T,
             .NH = (int)c->num_heads,
             .K = (int)dh,
             .V = (int)(config_inner_size(c) / c->num_heads),
@@ -57,6 +58,7 @@ static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t 
             .key_head = dh,
             .value_row = C,
             .scale = (float)(1 / sqrt((double)dh)),
+            .doc_start = layer->doc_start,
             .decays = deltanet_is_gated(c)};
 }
 
@@ -66,7 +68,7 @@ static inline void deltanet_activations(Activations* rows, const Layer* layer, R
                   gated = deltanet_is_gated(config);
     const int64_t vd = config_inner_size(config), C = deltanet_channels(config);
     const int64_t NH = config->num_heads, S = matmul_padded(layer_proj(layer).rows);
-    const ScanShape shape = deltanet_scan_shape(config, layer->B, layer->T);
+    const ScanShape shape = deltanet_scan_shape(layer);
     const int64_t saved_bytes = (int64_t)delta_rule_saved_bytes(&shape);
     const int64_t scratch_bytes = (int64_t)delta_rule_scratch_bytes(&shape, false);
     const int64_t training = !layer->cache, inference = !training, backward = recompute != FORWARD_ONLY;
@@ -90,7 +92,7 @@ static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
 }
 
 static inline size_t deltanet_scratch_bytes(const Layer* layer) {
-    ScanShape shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape shape = deltanet_scan_shape(layer);
     return delta_rule_scratch_bytes(&shape, !layer->forward_only);
 }
 
@@ -141,17 +143,16 @@ static inline DeltaDecays deltanet_decays(const Layer* layer, const DeltaNetActs
 }
 
 static inline Conv deltanet_conv(const Layer* layer) {
-    Conv conv = {};
-    conv.B = layer->B;
-    conv.T = layer->T;
-    conv.C = deltanet_channels(layer->config);
-    conv.row_stride = matmul_padded(layer_proj(layer).rows);
-    conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
-    conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
-    conv.dh = config_head_size(layer->config);
-    conv.doc_start = layer->doc_start;
-    conv.normed = 2 * layer->config->num_heads * conv.dh;
-    return conv;
+    const int64_t dh = config_head_size(layer->config);
+    return {.B = layer->B,
+            .T = layer->T,
+            .C = deltanet_channels(layer->config),
+            .row_stride = matmul_padded(layer_proj(layer).rows),
+            .weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV),
+            .dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV),
+            .dh = dh,
+            .normed = 2 * layer->config->num_heads * dh,
+            .doc_start = layer->doc_start};
 }
 
 // kd: channels of q, and of k. log_decay is NULL where the model has none.
@@ -168,8 +169,7 @@ static inline Scan deltanet_scan(const DeltaNetActs& a, int64_t kd, void* scratc
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
-    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
-    scan_shape.doc_start = layer->doc_start;
+    ScanShape scan_shape = deltanet_scan_shape(layer);
     int64_t kd = scan_shape.NH * scan_shape.K, rows = layer->B * layer->T;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a, kd, layer->scratch);
@@ -191,8 +191,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
 static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, const bf16* dout) {
     DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
-    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
-    scan_shape.doc_start = layer->doc_start;
+    ScanShape scan_shape = deltanet_scan_shape(layer);
     int64_t kd = scan_shape.NH * scan_shape.K, beta = deltanet_beta(layer->config);
     bf16* dy = a.dy ? a.dy : din;
     Conv conv = deltanet_conv(layer);
@@ -226,14 +225,13 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     const ExtendActs* e = &cache->acts;
     DeltaNetActs a = mixer_acts<DeltaNetActs>(layer);
     HeadShape shape = deltanet_shape(layer);
-    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape scan_shape = deltanet_scan_shape(layer);
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a, scan_shape.NH * scan_shape.K, a.scratch);
     OutputGate norm = deltanet_norm(layer, a.o_rstd, e->proj, NULL);
     DeltaDecays decays = deltanet_decays(layer, a, e->proj);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
-    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
-    y.x = e->y;
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {.x = e->y};
 
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     conv_extend(a.qkv, e->proj, a.history, &conv, cache, layer->stream);

@@ -165,8 +165,7 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     GlaShape shape = hgrn2_shape(layer->config, 1, layer->T);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
-    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
-    y.x = e->y;
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {.x = e->y};
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);

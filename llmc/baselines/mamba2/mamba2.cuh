@@ -43,10 +43,11 @@ typedef struct {
     MAMBA2_ACTS(ACTIVATION_FIELD)
 } Mamba2Acts;
 
-static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
+static inline ScanShape mamba2_scan_shape(const Layer* layer) {
+    const Config* c = layer->config;
     int64_t C = config_inner_size(c) + 2 * c->state_size;
-    return {.B = B,
-            .T = T,
+    return {.B = layer->B,
+            .T = layer->T,
             .NH = (int)c->num_heads,
             .K = (int)c->state_size,
             .V = (int)config_head_size(c),
@@ -59,7 +60,7 @@ static inline void mamba2_activations(Activations* rows, const Layer* layer, Rec
     const Config* config = layer->config;
     const int64_t BT = recurrent_rows(layer), di = config_inner_size(config), NH = config->num_heads;
     const int64_t N = config->state_size, C = di + 2 * N, S = matmul_padded(layer_proj(layer).rows);
-    const ScanShape shape = mamba2_scan_shape(config, layer->B, layer->T);
+    const ScanShape shape = mamba2_scan_shape(layer);
     const int64_t saved_bytes = (int64_t)ssd_saved_bytes(&shape);
     const int64_t scratch_bytes = (int64_t)ssd_scratch_bytes(&shape, false);
     const int64_t training = !layer->cache, inference = !training, backward = recompute != FORWARD_ONLY;
@@ -79,7 +80,7 @@ static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
 }
 
 static inline size_t mamba2_scratch_bytes(const Layer* layer) {
-    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape shape = mamba2_scan_shape(layer);
     return ssd_scratch_bytes(&shape, !layer->forward_only);
 }
 
@@ -90,30 +91,27 @@ static inline size_t mamba2_scratch_bytes(const Layer* layer) {
 static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Mamba2Acts& a) {
     const Config* c = layer->config;
     int64_t di = config_inner_size(c), R = layer_proj(layer).rows;
-    Conv conv = {};
-    HeadSteps* h = &conv.steps;
-    conv.B = layer->B;
-    conv.T = layer->T;
-    conv.C = di + 2 * c->state_size;
-    conv.row_stride = matmul_padded(R);
-    conv.weight = layer_param(layer, layer->weights, P_MAMBA2_CONV);
-    conv.bias = layer_param(layer, layer->weights, P_MAMBA2_CONV_BIAS);
-    conv.dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV);
-    conv.dbias = layer_param(layer, layer->grads, P_MAMBA2_CONV_BIAS);
-    conv.dh = config_head_size(c);
-    conv.doc_start = layer->doc_start;
-    h->NH = c->num_heads;
-    h->dt = proj + R - c->num_heads;
-    h->steps = a.steps;
-    h->log_decay = a.log_decay;
-    h->skip = a.skip;
-    h->dt_bias = layer_param_fp32(layer, P_MAMBA2_DT_BIAS);
-    h->ddt_bias = layer_param(layer, layer->grads, P_MAMBA2_DT_BIAS);
-    h->A_log = layer_param_fp32(layer, P_MAMBA2_A_LOG);
-    h->dA_log = layer_param(layer, layer->grads, P_MAMBA2_A_LOG);
-    h->D = layer_param_fp32(layer, P_MAMBA2_D);
-    h->dD = layer_param(layer, layer->grads, P_MAMBA2_D);
-    return conv;
+    return {.B = layer->B,
+            .T = layer->T,
+            .C = di + 2 * c->state_size,
+            .row_stride = matmul_padded(R),
+            .weight = layer_param(layer, layer->weights, P_MAMBA2_CONV),
+            .bias = layer_param(layer, layer->weights, P_MAMBA2_CONV_BIAS),
+            .dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV),
+            .dbias = layer_param(layer, layer->grads, P_MAMBA2_CONV_BIAS),
+            .dh = config_head_size(c),
+            .steps = {.NH = c->num_heads,
+                      .steps = a.steps,
+                      .log_decay = a.log_decay,
+                      .skip = a.skip,
+                      .dt = proj + R - c->num_heads,
+                      .dt_bias = layer_param_fp32(layer, P_MAMBA2_DT_BIAS),
+                      .A_log = layer_param_fp32(layer, P_MAMBA2_A_LOG),
+                      .D = layer_param_fp32(layer, P_MAMBA2_D),
+                      .ddt_bias = layer_param(layer, layer->grads, P_MAMBA2_DT_BIAS),
+                      .dA_log = layer_param(layer, layer->grads, P_MAMBA2_A_LOG),
+                      .dD = layer_param(layer, layer->grads, P_MAMBA2_D)},
+            .doc_start = layer->doc_start};
 }
 
 static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* saved,
@@ -131,17 +129,13 @@ static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShap
 // Gate and norm over o.
 static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* proj, const Conv* conv,
                                     float* rstd) {
-    GatedNorm p = {};
-    p.o = o;
-    p.z = proj;
-    p.row_stride = conv->row_stride;
-    p.norm = layer_norm(layer, P_MAMBA2_NORM, rstd);
-    return p;
+    const Norm norm = layer_norm(layer, P_MAMBA2_NORM, rstd);
+    return {.o = o, .z = proj, .row_stride = conv->row_stride, .norm = norm};
 }
 
 static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
-    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape shape = mamba2_scan_shape(layer);
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
@@ -158,7 +152,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
 // Writes din, the gradient of the mixer's input.
 static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, const bf16* dout) {
     Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
-    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape shape = mamba2_scan_shape(layer);
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
@@ -193,13 +187,12 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
 static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* e = &cache->acts;
     Mamba2Acts a = mixer_acts<Mamba2Acts>(layer);
-    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    ScanShape shape = mamba2_scan_shape(layer);
     Conv conv = mamba2_conv(layer, e->proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, e->proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
-    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
-    y.x = e->y;
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {.x = e->y};
 
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     head_steps_forward(&conv, layer->stream);

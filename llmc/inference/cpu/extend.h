@@ -98,10 +98,8 @@ static inline void cache_tables(Cache* cache, const Config* config, const ParamT
 // Bytes of a cache.
 static inline int64_t cache_bytes(const Config* config, const ParamTable* params, const Mixer* const* mixers,
                                   const Mixer* mlp, const CacheSizes* sizes) {
-    Cache cache;
+    Cache cache = {.mixers = mixers, .mlp = mlp};
     int64_t bytes = 0, layers;
-    memset(&cache, 0, sizeof cache);
-    cache.mixers = mixers, cache.mlp = mlp;
     cache_tables(&cache, config, params, sizes);
     for (int t = 0; t < CACHE_TABLES; t++) {
         const Activations* table = cache_table(&cache, t, &layers);

@@ -161,22 +161,20 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     cudaStream_t stream = layer->stream;
     ExtendLayer pass = device_cache_layer(c, layer->number);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};
+    MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {.x = a->y};
     HeadShape shape = attention_shape_of(layer);
     ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
                            shape.row_stride};
-    KvAppend append = {};
-    y.x = a->y;
-    append.layer = layer->number;
+    KvAppend append = {.layer = layer->number,
+                       .proj = a->proj,
+                       .angles = c->angles,
+                       .gate = proj_column(layer, a->proj, P_FGATE_PROJ),
+                       .bias = layer_param_fp32(layer, P_FGATE_BIAS),
+                       .cum_logf = c->cum_logf,
+                       .row_stride = (int)shape.row_stride,
+                       .weight_stride = (int)shape.weight_stride};
     attention_paths(layer, append.paths);
     append.paths[0].out = c->q;
-    append.proj = a->proj;
-    append.angles = c->angles;
-    append.cum_logf = c->cum_logf;
-    append.gate = proj_column(layer, a->proj, P_FGATE_PROJ);
-    append.bias = layer_param_fp32(layer, P_FGATE_BIAS);
-    append.row_stride = (int)shape.row_stride;
-    append.weight_stride = (int)shape.weight_stride;
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
     kv_append(&c->pages, &append, &c->pass, stream);
@@ -194,10 +192,8 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
 static inline void mlp_extend(const Layer* layer, const Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* a = &cache->acts;
     Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
-    MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM), act = {};
-    act.x = a->gate_up;
-    act.swiglu = true;
-    act.computed = a->computed;
+    MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM);
+    MatvecInput act = {.x = a->gate_up, .swiglu = true, .computed = a->computed};
     linear_rows(a->gate_up, &normed, NULL, &gate_proj, layer->matmul);
     linear_rows(out, &act, in, &down_proj, layer->matmul);
 }
