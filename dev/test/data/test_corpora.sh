@@ -7,6 +7,7 @@ scratch=build/test/corpora
 rm -rf $scratch
 mkdir -p $scratch
 . dev/test/check.sh
+export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 python=${PYTHON:-python3}
 if ! $python -c 'import numpy, pyarrow, tokenizers, zstandard' 2>$scratch/stderr; then
     skip "make_shards.py: $(tail -n 1 $scratch/stderr)"

@@ -6,6 +6,7 @@ scratch=build/test/sweep
 rm -rf $scratch
 mkdir -p $scratch
 . dev/test/check.sh
+export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 
 export CALLS=$scratch/calls READY=$scratch/ready
 cat >$scratch/trainer <<'END'

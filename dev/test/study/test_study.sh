@@ -6,6 +6,7 @@ scratch=build/test/study
 rm -rf $scratch
 mkdir -p $scratch/results
 . dev/test/check.sh
+export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 python=${PYTHON:-python3}
 
 # documents of 256 bytes out of this project's own files, each folder a document's source
