@@ -1,6 +1,7 @@
 """
 What the tables and pictures of STUDY.md are made of: measures of a run and of a pair, statistics, cells.
 """
+import functools
 import math
 import random
 import statistics
@@ -107,6 +108,13 @@ def holm(ps):
     return adjusted
 
 
+@functools.cache
+def drawn(groups):
+    """The bootstrap's draws, with replacement, the same for every difference of as many groups."""
+    rng = random.Random(0)
+    return [rng.choices(range(groups), k=groups) for _ in range(DRAWS)]
+
+
 def by_package(differences, packages, weights=None):
     """95% interval of the mean of differences by document, packages drawn with replacement."""
     groups = {}
@@ -114,11 +122,8 @@ def by_package(differences, packages, weights=None):
         group = groups.setdefault(package, [0, 0])
         group[0] += weight * d
         group[1] += weight
-    groups, rng = list(groups.values()), random.Random(0)
-    means = []
-    for _ in range(DRAWS):
-        drawn = rng.choices(groups, k=len(groups))
-        means.append(sum(total for total, _ in drawn) / sum(weight for _, weight in drawn))
+    totals, counts = zip(*groups.values())
+    means = [sum(map(totals.__getitem__, draw)) / sum(map(counts.__getitem__, draw)) for draw in drawn(len(groups))]
     means.sort()
     return means[DRAWS * 25 // 1000], means[DRAWS * 975 // 1000 - 1]
 
