@@ -65,7 +65,7 @@ draw_rows() {
         done
     done
     [ ${#files[@]} -gt 0 ] || return 0
-    if python3 -c 'import matplotlib' 2>/dev/null; then
+    if python3 -c 'import sys, importlib.util as i; sys.exit(not i.find_spec("matplotlib"))' 2>/dev/null; then
         python3 "$top/eval/positions.py" "${files[@]}" --out "$OUT/positions.svg"
         echo "loss by position: $OUT/positions.svg"
     else
