@@ -237,7 +237,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
-    if (a.y) layer_keep_turned(layer, &output_gate.y8, a.y);
+    if (a.y) layer_keep_transposed(layer, &output_gate.y8, a.y);
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     heads_forward(layer, &heads, a.o, a.proj);
     if (a.y || output_gate.y8.data) output_gate_forward(a.y, a.o, &output_gate, &heads.shape, layer->stream);
@@ -251,7 +251,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
-    if (a.y) layer_keep_turned(layer, &o_proj.fp8.x, a.y);
+    if (a.y) layer_keep_transposed(layer, &o_proj.fp8.x, a.y);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
@@ -704,7 +704,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
     model_mixer(model, l)->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
-    layer_keep_turned(&layer, &norm.y8, a.mlp_in);
+    layer_keep_transposed(&layer, &norm.y8, a.mlp_in);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm, model->stream);
     mlp_forward(&layer, x_next, a.mlp_in, a.x_mid);
 }
@@ -828,7 +828,7 @@ static void block_backward(Model* model, int64_t l) {
     if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
-        layer_keep_turned(&layer, &gate_proj.linear.fp8.x, a.mlp_in);
+        layer_keep_transposed(&layer, &gate_proj.linear.fp8.x, a.mlp_in);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
         rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, layer.partial[0],
                          model->stream);

@@ -104,7 +104,7 @@ static void bench_mixer(const char* name, int64_t T, int64_t C, int64_t NH) {
 int main(int argc, char** argv) {
     int64_t T = argc > 1 ? atoll(argv[1]) : 16384;
     Device device = device_open(0);
-    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.sms);
     copy_rate = bench_copy();
     busy = device_array<char>(BUSY_BYTES);
     bench_mixer("Mamba-2", T, 2 * D + 2 * STATE, 2 * D / 64);

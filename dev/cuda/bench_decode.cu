@@ -173,7 +173,7 @@ struct DecodeBench {
 
 int main(int argc, char** argv) {
     Device device = device_open(0);
-    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.sms);
     CUDA_CHECK(cudaStreamCreate(&stream));
     copy_rate = bench_copy();
     const int64_t cases[][3] = {{1, 1024, 1},  {2, 1024, 1},  {4, 1024, 1},  {8, 1024, 1},

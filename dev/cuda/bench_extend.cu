@@ -186,7 +186,7 @@ static void bench_model(const char* name, int64_t d, int64_t NH, int64_t I) {
 int main(int argc, char** argv) {
     if (argc > 1) part = argv[1];
     Device device = device_open(0);
-    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.sms);
     CUDA_CHECK(cudaStreamCreate(&stream));
     copy_rate = bench_copy();
     const int64_t shapes[][2] = {{12, 64}, {24, 64}, {12, 128}};

@@ -237,18 +237,18 @@ static void bench_swiglu(int64_t rows, int64_t I) {
           [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
     Written act8(rows * I, I, true), dgate_up8(2 * rows * I, 2 * I, true);
     Fp8Tensor act_kept = act8.tensor, dgate_up_kept = dgate_up8.tensor;
-    act_kept.turned = device_array<fp8>(rows * I);
-    dgate_up_kept.turned = device_array<fp8>(2 * rows * I);
+    act_kept.transposed = device_array<fp8>(rows * I);
+    dgate_up_kept.transposed = device_array<fp8>(2 * rows * I);
     bench("swiglu_forward, FP8", 5 * (double)(rows * I),
           [&](int s) { swiglu_forward_fp8(act8.tensor, gate_up[s], rows, I, 0); });
-    bench("swiglu_forward, FP8, turned", 6 * (double)(rows * I),
+    bench("swiglu_forward, FP8, transposed", 6 * (double)(rows * I),
           [&](int s) { swiglu_forward_fp8(act_kept, gate_up[s], rows, I, 0); });
-    bench("swiglu_backward, FP8, turned", 10 * (double)(rows * I),
+    bench("swiglu_backward, FP8, transposed", 10 * (double)(rows * I),
           [&](int s) { swiglu_backward_fp8(dgate_up_kept, act8.tensor, act[s], gate_up[s], rows, I, 0); });
-    bench("swiglu_backward, act, FP8, turned", 11 * (double)(rows * I),
+    bench("swiglu_backward, act, FP8, transposed", 11 * (double)(rows * I),
           [&](int s) { swiglu_backward_fp8(dgate_up_kept, act_kept, act[s], gate_up[s], rows, I, 0); });
-    CUDA_CHECK(cudaFree(act_kept.turned));
-    CUDA_CHECK(cudaFree(dgate_up_kept.turned));
+    CUDA_CHECK(cudaFree(act_kept.transposed));
+    CUDA_CHECK(cudaFree(dgate_up_kept.transposed));
 }
 
 // Both copies of a layer's weights: bf16 is read twice.
@@ -324,7 +324,7 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
 int main(int argc, char** argv) {
     if (argc > 1) part = argv[1];
     Device device = device_open(0);
-    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.sms);
     bench_copies();
     bench_model("fox-pro-760m", 1, 16384, 24, 64, 3584, 50257);
     bench_model("fox-pro-125m", 2, 16384, 12, 64, 1792, 50257);

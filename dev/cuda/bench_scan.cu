@@ -155,7 +155,7 @@ static void bench_delta(int64_t B, int64_t T, int NH, int slices, bool decays) {
 int main(int argc, char** argv) {
     int64_t T = argc > 1 ? atoll(argv[1]) : 16384;
     Device device = device_open(0);
-    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.sms);
     bench_decay(1, T, 48);
     bench_delta(1, T, 12, 1, false);
     bench_delta(1, T, 9, 2, true);

@@ -536,7 +536,7 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
         CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
     // One thread block per SM, or per tile where there are fewer
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
-    int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
+    int64_t num_sms = device_attribute(cudaDevAttrMultiProcessorCount);
     attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE, WINDOW>,
-                                         tiles < processors ? tiles : processors, stream, p);
+                                         tiles < num_sms ? tiles : num_sms, stream, p);
 }

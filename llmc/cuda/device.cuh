@@ -38,7 +38,7 @@ typedef struct {
     int index;
     char name[256];
     int compute_capability; // 80 for 8.0
-    int multiprocessors;
+    int sms;
     int64_t memory;    // bytes in total
     double peak_flops; // a second, of dense bf16 GEMMs with fp32 accumulation; 0 when unknown
 } Device;
@@ -78,7 +78,7 @@ static inline Device device_open(int index) {
     const Gpu* known = gpu_find(prop.name);
     Device d = {.index = index,
                 .compute_capability = 10 * prop.major + prop.minor,
-                .multiprocessors = prop.multiProcessorCount,
+                .sms = prop.multiProcessorCount,
                 .memory = (int64_t)prop.totalGlobalMem,
                 .peak_flops = known ? 1e12 * known->tflops : 0};
     snprintf(d.name, sizeof d.name, "%s", prop.name);

@@ -45,7 +45,7 @@ typedef struct {
     const Fp8Scale* scale; // on the device
     uint32_t* amax;        // [FP8_LANES * FP8_LANE_STRIDE] of the step so far
     bool alone;            // nothing reads it in bf16, which need not be written
-    fp8* turned;           // [columns, rows], transposed for a weight gradient; NULL: not written
+    fp8* transposed;       // [columns, rows], transposed for a weight gradient; NULL: not written
 } Fp8Tensor;
 
 // The tensor from row `first` on.
@@ -213,7 +213,7 @@ static inline int64_t fp8_tiles(int64_t rows, int64_t columns) {
 
 // A tile in shared memory, which becomes that of the transposed copy. Word w of row r is at w ^ (r / 4): no
 // bank conflicts where it is read.
-struct Fp8Turned {
+struct Fp8Transposed {
     uint32_t words[FP8_TILE][FP8_TILE / 4];
 
     // The thread's eight columns of its i-th row
@@ -254,7 +254,7 @@ template <Fp8Format F> __device__ static inline uint2 fp8_bytes(const uint2& raw
 template <Fp8Format F, class T>
 __global__ static void __launch_bounds__(256)
     fp8_transpose_kernel(fp8* t, const T* x, int64_t stride, int rows, int columns, const Fp8Scale* scale) {
-    __shared__ Fp8Turned turned;
+    __shared__ Fp8Transposed transposed;
     const Fp8Tile tile(columns);
     const float by = scale->scale;
     decltype(fp8_load8(x)) raw[FP8_TILE_ROWS];
@@ -265,12 +265,12 @@ __global__ static void __launch_bounds__(256)
         if (tile.column < columns && row < rows) raw[i] = fp8_load8(x + row * stride + tile.column);
     }
 #pragma unroll
-    for (int i = 0; i < FP8_TILE_ROWS; i++) turned.put(tile, i, fp8_bytes<F>(raw[i], by));
+    for (int i = 0; i < FP8_TILE_ROWS; i++) transposed.put(tile, i, fp8_bytes<F>(raw[i], by));
     __syncthreads();
-    turned.store(t, tile, rows, columns);
+    transposed.store(t, tile, rows, columns);
 }
 
-// t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or in FP8. columns and stride are multiples of 8,
+// t [columns, rows] = x [rows, columns] in FP8, of x in bf16 or FP8. columns and stride are multiples of 8,
 // rows of 4. amax is not found: the kernel that wrote x has done so.
 template <Fp8Format F, class T>
 static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t rows, int64_t columns,
@@ -283,5 +283,5 @@ static inline void fp8_transpose(fp8* t, const T* x, int64_t stride, int64_t row
 // The transposed copy of a tensor [rows, columns], unless it has no place for it.
 template <Fp8Format F>
 static inline void fp8_turn(const Fp8Tensor* x, int64_t rows, int64_t columns, cudaStream_t stream) {
-    if (x->turned) fp8_transpose<F>(x->turned, x->data, x->stride, rows, columns, x->scale, stream);
+    if (x->transposed) fp8_transpose<F>(x->transposed, x->data, x->stride, rows, columns, x->scale, stream);
 }

@@ -183,7 +183,7 @@ __global__ static void __launch_bounds__(256)
 
 __global__ static void __launch_bounds__(256)
     fp8_weights_kernel(const __grid_constant__ Fp8Matrices matrices) {
-    __shared__ Fp8Turned turned;
+    __shared__ Fp8Transposed transposed;
     int number;
     const Fp8Matrix m = fp8_matrix(matrices, number);
     const Fp8Tile tile(m.columns, number);
@@ -197,10 +197,10 @@ __global__ static void __launch_bounds__(256)
         const uint2 q = fp8_bytes<FP8_E4M3>(raw[i], scale.scale);
         if (row < m.rows && tile.column < m.columns)
             *(uint2*)(m.q + (int64_t)row * m.columns + tile.column) = q;
-        turned.put(tile, i, q);
+        transposed.put(tile, i, q);
     }
     __syncthreads();
-    turned.store(m.t, tile, m.rows, m.columns);
+    transposed.store(m.t, tile, m.rows, m.columns);
 }
 
 static inline void fp8_write_matrices(const Fp8Matrices* matrices, int64_t tiles, cudaStream_t stream) {
@@ -303,7 +303,7 @@ static inline Fp8Tensor fp8_head_input(const Fp8State* s) {
 
 // lm_head from row `first` of its input on, with places for the gradient of logits and for that transposed;
 // all zero where FP8 is not to be computed yet.
-static inline Fp8Linear fp8_head(const Fp8State* s, int64_t first, fp8* dlogits, fp8* turned) {
+static inline Fp8Linear fp8_head(const Fp8State* s, int64_t first, fp8* dlogits, fp8* transposed) {
     const Fp8Tensor input = fp8_head_input(s);
     const fp8* w = fp8_head_weights_of(s);
     if (!s->scaled) return Fp8Linear{};
@@ -313,7 +313,7 @@ static inline Fp8Linear fp8_head(const Fp8State* s, int64_t first, fp8* dlogits,
             .x = fp8_slice(&input, first),
             .dout = {.data = dlogits, .stride = s->Vs, .scale = fp8_scale_of(s, s->layers, 0, FP8_GRADIENT)},
             .x_scratch = s->x_scratch,
-            .dout_scratch = turned,
+            .dout_scratch = transposed,
             .N = s->Vs,
             .exact = true};
 }

@@ -257,7 +257,7 @@ typedef struct {
     const fp8 *w, *w_transposed; // [N, K] and [K, N], contiguous; E4M3
     const Fp8Scale* w_scale;     // on the device
     Fp8Tensor x, dout;           // [rows, K] in E4M3, [rows, N] in E5M2: written by what computes x and dout
-    fp8 *x_scratch, *dout_scratch; // [K, rows] and [N, rows], where x or dout is not `turned`
+    fp8 *x_scratch, *dout_scratch; // [K, rows] and [N, rows], where x or dout is not `transposed`
     int64_t N;                     // of w's rows; the others are in bf16 alone
     bool exact;                    // the input's gradient without fast accumulation: too many small products
 } Fp8Linear;
@@ -392,17 +392,17 @@ static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linea
 static inline int64_t linear_backward_weight_fp8(const bf16* x, const Linear* l, Matmul* mm) {
     const Fp8Linear* f = &l->fp8;
     if (!f->dout.data) return 0;
-    const fp8 *x_turned = f->x.turned, *dout_turned = f->dout.turned;
-    if (!x_turned) {
+    const fp8 *x_transposed = f->x.transposed, *dout_transposed = f->dout.transposed;
+    if (!x_transposed) {
         Range range("transposed, FP8", RANGE_BACKWARD, mm->stream);
         fp8_transpose<FP8_E4M3>(f->x_scratch, x, l->x_stride, l->rows, l->K, f->x.scale, mm->stream);
-        x_turned = f->x_scratch;
+        x_transposed = f->x_scratch;
     }
-    if (!dout_turned) {
+    if (!dout_transposed) {
         Range range("transposed, FP8", RANGE_BACKWARD, mm->stream);
         fp8_transpose<FP8_E5M2>(f->dout_scratch, f->dout.data, f->dout.stride, l->rows, f->N, f->dout.scale,
                                 mm->stream);
-        dout_turned = f->dout_scratch;
+        dout_transposed = f->dout_scratch;
     }
     MatmulShape shape = {.m = l->K,
                          .n = f->N,
@@ -414,8 +414,8 @@ static inline int64_t linear_backward_weight_fp8(const bf16* x, const Linear* l,
                          .d_type = CUDA_R_32F,
                          .b_format = FP8_E5M2};
     linear_gemm(RANGE_BACKWARD, l, shape,
-                {.a = x_turned,
-                 .b = dout_turned,
+                {.a = x_transposed,
+                 .b = dout_transposed,
                  .residual = l->dw,
                  .d = l->dw,
                  .a_inverse = &f->x.scale->inverse,

@@ -110,17 +110,17 @@ static inline Fp8Linear layer_fp8(const Layer* layer, int64_t l, ParamKind kind,
     if (!s || linear == FP8_LINEARS) return Fp8Linear{};
     Fp8Linear found = fp8_linear(s, l, linear, columns);
     if (!layer->recompute_outputs)
-        found.x.alone = false; // the weight gradient's copy is made of it, unless layer_keep_turned
+        found.x.alone = false; // the weight gradient's copy is made of it, unless layer_keep_transposed
     return found;
 }
 
 // Where all layers keep x, the input of a linear layer that is in FP8 in all columns, its transposed copy
 // takes the place of x in bf16: both passes call this, for x8 as the forward pass writes it and the backward
 // pass reads it.
-static inline void layer_keep_turned(const Layer* layer, Fp8Tensor* x8, bf16* x) {
+static inline void layer_keep_transposed(const Layer* layer, Fp8Tensor* x8, bf16* x) {
     if (!x8->data || layer->recompute_outputs) return;
     x8->alone = true;
-    x8->turned = (fp8*)x;
+    x8->transposed = (fp8*)x;
 }
 
 // The linear layer of a weight [N, K], over the rows of the pass.

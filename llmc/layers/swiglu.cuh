@@ -4,7 +4,7 @@ SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
 a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 
-With --fp8 act and dgate_up are in FP8 alone: by rows for the GEMMs of activations, and transposed for those
+With --fp8 act and dgate_up are in FP8 alone: row-major for the GEMMs of activations, and transposed for those
 of weights. A thread block then has a tile of rows and channels, so that the transposed copies are written in
 whole cache lines.
 */
@@ -88,7 +88,7 @@ enum { SWIGLU_FORWARD_ROWS = 4, SWIGLU_BACKWARD_ROWS = 2 }; // of a thread, all 
 
 __global__ static void __launch_bounds__(256)
     swiglu_forward_fp8_kernel(const bf16* gate_up, int rows, int I, const __grid_constant__ Fp8Tensor act8) {
-    __shared__ Fp8Turned turned;
+    __shared__ Fp8Transposed transposed;
     kernel_wait();
     Fp8Writer<FP8_E4M3> quantized(act8);
     const Fp8Tile tile(I);
@@ -107,13 +107,13 @@ __global__ static void __launch_bounds__(256)
         for (int i = 0; i < SWIGLU_FORWARD_ROWS; i++) {
             if (tile.column >= I || row + FP8_TILE_STEP * i >= rows) break;
             const int64_t at = (int64_t)(row + FP8_TILE_STEP * i) * I + tile.column;
-            turned.put(tile, first + i, quantized.store(at, swiglu8(gate[i], up[i])));
+            transposed.put(tile, first + i, quantized.store(at, swiglu8(gate[i], up[i])));
         }
     }
     quantized.finish();
-    if (!act8.turned) return;
+    if (!act8.transposed) return;
     __syncthreads();
-    turned.store(act8.turned, tile, rows, I);
+    transposed.store(act8.transposed, tile, rows, I);
 }
 
 // ACT: act8's transposed copy is written, of the recomputed act.
@@ -122,7 +122,7 @@ __global__ static void __launch_bounds__(256)
     swiglu_backward_fp8_kernel(const bf16* dact, const bf16* gate_up, int rows, int I,
                                const __grid_constant__ Fp8Tensor dgate_up8,
                                const __grid_constant__ Fp8Tensor act8) {
-    __shared__ Fp8Turned turned[ACT ? 3 : 2]; // gate, up, act
+    __shared__ Fp8Transposed transposed[ACT ? 3 : 2]; // gate, up, act
     kernel_wait();
     Fp8Writer<FP8_E5M2> quantized(dgate_up8);
     const float act_scale = ACT ? act8.scale->scale : 0;
@@ -145,16 +145,16 @@ __global__ static void __launch_bounds__(256)
             if (tile.column >= I || row + FP8_TILE_STEP * i >= rows) break;
             const int64_t out = 2 * (at + (int64_t)i * FP8_TILE_STEP * I) - tile.column; // of gate
             const Raw8 act = swiglu_backward8(gate[i], up[i], d[i]);
-            turned[0].put(tile, first + i, quantized.store(out, gate[i]));
-            turned[1].put(tile, first + i, quantized.store(out + I, up[i]));
-            if (ACT) turned[2].put(tile, first + i, fp8_bytes<FP8_E4M3>(act, act_scale));
+            transposed[0].put(tile, first + i, quantized.store(out, gate[i]));
+            transposed[1].put(tile, first + i, quantized.store(out + I, up[i]));
+            if (ACT) transposed[2].put(tile, first + i, fp8_bytes<FP8_E4M3>(act, act_scale));
         }
     }
     quantized.finish();
     __syncthreads();
-    turned[0].store(dgate_up8.turned, tile, rows, I);
-    turned[1].store(dgate_up8.turned + (int64_t)I * rows, tile, rows, I);
-    if (ACT) turned[2].store(act8.turned, tile, rows, I);
+    transposed[0].store(dgate_up8.transposed, tile, rows, I);
+    transposed[1].store(dgate_up8.transposed + (int64_t)I * rows, tile, rows, I);
+    if (ACT) transposed[2].store(act8.transposed, tile, rows, I);
 }
 
 // act8 [rows, I], and transposed unless there is no place for it. rows is a multiple of 4.
@@ -170,24 +170,24 @@ static inline void swiglu_forward_fp8(const Fp8Tensor& act8, const bf16* gate_up
 static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tensor& act8, const bf16* dact,
                                        const bf16* gate_up, int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);
-    auto kernel = act8.turned ? swiglu_backward_fp8_kernel<true> : swiglu_backward_fp8_kernel<false>;
+    auto kernel = act8.transposed ? swiglu_backward_fp8_kernel<true> : swiglu_backward_fp8_kernel<false>;
     launch_after(kernel, (unsigned)fp8_tiles(rows, I), 256, 0, stream, dact, gate_up, (int)rows, (int)I,
                  dgate_up8, act8);
 }
 
-// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up by rows
+// With --fp8, from its second step on, act's transposed copy is where act is in bf16, and dgate_up, row-major
 // and transposed where that is.
 static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_proj, Linear* down_proj) {
     if (!down_proj->fp8.x.data) return false;
-    down_proj->fp8.x.turned = (fp8*)act;
+    down_proj->fp8.x.transposed = (fp8*)act;
     gate_proj->fp8.dout.data = (fp8*)dgate_up;
-    gate_proj->fp8.dout.turned = (fp8*)dgate_up + gate_proj->rows * gate_proj->N;
+    gate_proj->fp8.dout.transposed = (fp8*)dgate_up + gate_proj->rows * gate_proj->N;
     return true;
 }
 
 // act, whose transposed copy one of the passes writes: the forward pass where all layers keep it.
 static inline Fp8Tensor swiglu_act8(const Layer* layer, const Linear* down_proj, bool forward) {
     Fp8Tensor act8 = down_proj->fp8.x;
-    if (forward == layer->recompute_outputs) act8.turned = NULL;
+    if (forward == layer->recompute_outputs) act8.transposed = NULL;
     return act8;
 }

@@ -218,8 +218,8 @@ int main(int argc, char** argv) {
     if (!quick) test_device_errors();
     test_peak_flops();
     Device device = device_open(0);
-    printf("%s, compute capability %d, %d multiprocessors, %.1f GiB, peak %.1f TFLOP/s\n", device.name,
-           device.compute_capability, device.multiprocessors, (double)device.memory / (1 << 30),
+    printf("%s, compute capability %d, %d SMs, %.1f GiB, peak %.1f TFLOP/s\n", device.name,
+           device.compute_capability, device.sms, (double)device.memory / (1 << 30),
            1e-12 * device.peak_flops);
 
     const int64_t logits[][3] = {

@@ -47,12 +47,12 @@ static void test_transpose(int64_t rows, int64_t columns, int64_t stride) {
     x[rows / 2 * stride + columns / 2] = bf16_of(0x7fc0); // NaN, with its seven neighbours
     const Buffer<bf16> d_x(x);
     Written by_rows(FP8_E5M2, rows, columns, stride, 16);
-    Buffer<uint8_t> turned((size_t)(rows * columns)), again((size_t)(rows * columns));
+    Buffer<uint8_t> transposed((size_t)(rows * columns)), again((size_t)(rows * columns));
     fp8_convert<FP8_E5M2>(&by_rows.tensor, d_x, rows, columns, stride, 0);
-    fp8_transpose<FP8_E5M2>(turned.p, d_x.p, stride, rows, columns, by_rows.scale.p, 0);
+    fp8_transpose<FP8_E5M2>(transposed.p, d_x.p, stride, rows, columns, by_rows.scale.p, 0);
     fp8_transpose<FP8_E5M2>(again.p, by_rows.bytes.p, stride, rows, columns, by_rows.scale.p, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
-    const vector<uint8_t> want = by_rows.bytes.host(), got = turned.host(), got_again = again.host();
+    const vector<uint8_t> want = by_rows.bytes.host(), got = transposed.host(), got_again = again.host();
     int64_t wrong = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++)
@@ -82,10 +82,10 @@ static void test_scale() {
 // ----------------------------------------------------------------------------
 // the kernels of layers
 
-// turned [columns, rows] has the bytes of `by_rows` [rows, columns].
-static void check_turned(const char* name, const Buffer<uint8_t>& turned, const vector<uint8_t>& by_rows,
-                         int64_t rows, int64_t columns) {
-    const vector<uint8_t> got = turned.host();
+// transposed [columns, rows] has the bytes of `by_rows` [rows, columns].
+static void check_transposed(const char* name, const Buffer<uint8_t>& transposed,
+                             const vector<uint8_t>& by_rows, int64_t rows, int64_t columns) {
+    const vector<uint8_t> got = transposed.host();
     int64_t wrong = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++) wrong += got[c * rows + r] != by_rows[r * columns + c];
@@ -108,8 +108,8 @@ static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
     beside.dweight = dweight_beside;
     beside.y8 = y8.tensor, beside.dx8 = dx8.tensor;
     alone.y8 = y8_alone.tensor;
-    Buffer<uint8_t> turned(rows * d);
-    if (rows % 4 == 0) alone.y8.turned = turned;
+    Buffer<uint8_t> transposed(rows * d);
+    if (rows % 4 == 0) alone.y8.transposed = transposed;
     dweight.zero(), dweight_beside.zero();
     rmsnorm_forward(y, x, &norm, 0);
     rmsnorm_forward(y_beside, x, &beside, 0);
@@ -122,7 +122,7 @@ static void test_rmsnorm(int64_t rows, int64_t d, float scale) {
     check_same_bits("dweight", dweight, dweight_beside);
     y8.check("y8", y.host());
     y8_alone.check("y8 alone", y.host());
-    if (rows % 4 == 0) check_turned("y8", turned, y8_alone.bytes.host(), rows, d);
+    if (rows % 4 == 0) check_transposed("y8", transposed, y8_alone.bytes.host(), rows, d);
     dx8.check("dx8", dx.host());
     for (bf16 element : y_none.host())
         if (bf16_bits(element) != 0xFFFF) {
@@ -136,27 +136,27 @@ static void test_swiglu(int64_t rows, int64_t I, float scale) {
              scale);
     Drawn<bf16> gate_up(2 * rows * I, 4), dact(rows * I);
     Buffer<bf16> act(rows * I), dgate_up(2 * rows * I);
-    Buffer<uint8_t> act_kept(rows * I), act_recomputed(rows * I), dgate_up_turned(2 * rows * I);
+    Buffer<uint8_t> act_kept(rows * I), act_recomputed(rows * I), dgate_up_transposed(2 * rows * I);
     Written act8(FP8_E4M3, rows, I, I, scale), dgate_up8(FP8_E5M2, rows, 2 * I, 2 * I, scale),
         unkept(FP8_E4M3, rows, I, I, scale);
     swiglu_forward(act, gate_up, rows, I, 0);
     swiglu_backward(dgate_up, NULL, dact, gate_up, rows, I, 0);
     swiglu_forward_fp8(unkept.tensor, gate_up, rows, I, 0);
     unkept.check("act8 alone", act.host());
-    act8.tensor.turned = act_kept;
+    act8.tensor.transposed = act_kept;
     swiglu_forward_fp8(act8.tensor, gate_up, rows, I, 0);
     act8.check("act8", act.host());
-    check_turned("act8", act_kept, act8.bytes.host(), rows, I);
-    dgate_up8.tensor.turned = dgate_up_turned;
+    check_transposed("act8", act_kept, act8.bytes.host(), rows, I);
+    dgate_up8.tensor.transposed = dgate_up_transposed;
     for (bool recomputes : {false, true}) {
         Fp8Tensor again = act8.tensor;
-        again.turned = recomputes ? act_recomputed.p : NULL;
-        dgate_up8.bytes.poison(), dgate_up_turned.poison();
+        again.transposed = recomputes ? act_recomputed.p : NULL;
+        dgate_up8.bytes.poison(), dgate_up_transposed.poison();
         swiglu_backward_fp8(dgate_up8.tensor, again, dact, gate_up, rows, I, 0);
         dgate_up8.check("dgate_up8", dgate_up.host());
-        check_turned("dgate_up8", dgate_up_turned, dgate_up8.bytes.host(), rows, 2 * I);
+        check_transposed("dgate_up8", dgate_up_transposed, dgate_up8.bytes.host(), rows, 2 * I);
     }
-    check_turned("act8 recomputed", act_recomputed, act8.bytes.host(), rows, I);
+    check_transposed("act8 recomputed", act_recomputed, act8.bytes.host(), rows, I);
 }
 
 // Columns [first, first + count) of the rows of x.
@@ -207,14 +207,14 @@ static void test_output_gate(const HeadShape& s, float scale) {
     beside.dweight = dweight_beside, beside.dgate = dproj_beside + 3 * d;
     beside.y8 = y8.tensor, beside.dgate8 = dproj8.tensor;
     beside.dgate8.data += 3 * d;
-    Buffer<uint8_t> turned(tokens * d);
-    if (tokens % 4 == 0) beside.y8.turned = turned;
+    Buffer<uint8_t> transposed(tokens * d);
+    if (tokens % 4 == 0) beside.y8.transposed = transposed;
     dweight.zero(), dweight_beside.zero();
     output_gate_forward(y, o, &gate, &s, 0);
     output_gate_forward(y_none, o, &beside, &s, 0);
     output_gate_forward(NULL, o, &none, &s, 0); // neither norm nor gate
     y8.check("y8", y.host());
-    if (tokens % 4 == 0) check_turned("y8", turned, y8.bytes.host(), tokens, d);
+    if (tokens % 4 == 0) check_transposed("y8", transposed, y8.bytes.host(), tokens, d);
     plain.check("o", o.host());
     CHECK(bf16_bits(y_none.host()[0]) == 0xFFFF, "%s: y is written though it is not read", test_case);
     output_gate_backward(dout, y_again, dy, o, &gate, {partial}, &s, 0);

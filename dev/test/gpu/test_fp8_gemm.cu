@@ -44,9 +44,10 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
     const vector<double> fx8 = decoded(x8, FP8_E4M3, x_scale), fw8 = decoded(w8, FP8_E4M3, w_scale),
                          fg8 = decoded(g8, FP8_E5M2, g_scale), fx = doubles(x), fw = doubles(w),
                          fg = doubles(g);
-    vector<double> want(M * N), want_residual(M * N), want_dx(M * K), want_dw = doubles(dw), fx_turned(M * K);
+    vector<double> want(M * N), want_residual(M * N), want_dx(M * K), want_dw = doubles(dw),
+                                                                      fx_transposed(M * K);
     for (int64_t i = 0; i < M * K; i++) // x is converted where it is transposed
-        fx_turned[i] = x_scale * fp8_value(fp8_nearest(fx[i] / x_scale, 3), 3);
+        fx_transposed[i] = x_scale * fp8_value(fp8_nearest(fx[i] / x_scale, 3), 3);
 #pragma omp parallel for
     for (int64_t m = 0; m < M; m++) {
         for (int64_t n = 0; n < N; n++) {
@@ -66,7 +67,7 @@ static void test_gemm(Matmul* mm, int64_t M, int64_t N, int64_t N8, int64_t K) {
         for (int64_t m = 0; m < M; m++)
             for (int64_t k = 0; k < K; k++)
                 want_dw[n * K + k] +=
-                    n < N8 ? fg8[m * N8 + n] * fx_turned[m * K + k] : fg[m * N + n] * fx[m * K + k];
+                    n < N8 ? fg8[m * N8 + n] * fx_transposed[m * K + k] : fg[m * N + n] * fx[m * K + k];
     Buffer<uint8_t> x_scratch(M * K), dout_scratch(M * N8);
     Buffer<float> d_dw(dw), dw_again(dw);
     Buffer<uint8_t> d_x8(x8), d_w8(w8), d_w8_transposed(w8_transposed), d_g8(g8);
