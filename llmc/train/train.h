@@ -9,10 +9,10 @@ A step of the loop, for a trainer with one step in flight:
 
 A checkpoint is written in the background (saver.h), and gets its name as soon as all ranks have written
 their parts, also within an evaluation. It is logged after the first step at which it has its name. At the end
-of training a checkpoint, a validation and an evaluation are always
-due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
-logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it. Where
-nothing has been trained that a checkpoint would keep, the step is dropped after its current micro-batch.
+of training a checkpoint, a validation and an evaluation are always due. A signal ends the run after the
+current step, or within a validation or evaluation, of which nothing is logged then, with a checkpoint and
+exit code RUN_EXIT_INTERRUPTED; the run that resumes begins with it. Where nothing has been trained that a
+checkpoint would keep, the step is dropped after its current micro-batch.
 
 With several ranks everyone runs this loop, and rank 0 writes the log. What they do next depends only on what
 all of them know: options, and the votes that travel with each step's loss. So they leave the loop, save and

@@ -19,8 +19,8 @@ The backward pass with dS the gradient of S_t, from the last token to the first:
     with beta: dbeta_t = (v_t - S'^T k_t) . du_t    dv_t = beta_t du_t    dk_t -= S' dv_t    dS -= k_t dv_t^T
     df_t = rowsum(dS * S_{t-1})     dS = diag(f_t) dS
 
-It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the
-backward pass computes a segment's states from its checkpoint.
+It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the backward pass
+computes a segment's states from its checkpoint.
 
 A document begins with S = 0, and no gradient leaves it there.
 

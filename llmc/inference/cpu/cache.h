@@ -3,8 +3,8 @@ The CPU trainer's cache of sequences (llmc/model/extension.h), and attention ove
 
 Attention keeps a pool of pages for the heads of all its layers (attend.h), and of each slot a state of fixed
 size: the last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent
-mixer keeps states alone, in its own table (recurrent_extend). All else is scratch of a
-pass of R rows. A layer is number l among those of its mixer.
+mixer keeps states alone, in its own table (recurrent_extend). All else is scratch of a pass of R rows. A
+layer is number l among those of its mixer.
 
 Called by attention's `extend`, and by extend.h.
 */
