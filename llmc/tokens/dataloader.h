@@ -69,7 +69,7 @@ typedef struct {
     // set by the caller after open
     bool unverified;       // checksums are not read
     bool rolls;            // each document is rotated by an offset drawn from
-    uint64_t roll_seed;    // and its number, as data/roll.h does in shards
+    uint64_t roll_seed;    // and its number in its part, as data/roll.h does in shards
     bool counts_documents; // of batches, and the pairs of attention in
     int64_t window;        // a window of so many keys; 0: without one
     // owned by the caller's thread
@@ -180,7 +180,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     const uint64_t epoch = (uint64_t)(i / part->sequences) | (uint64_t)k << 48;
     i %= part->sequences;
     if (o->shuffle) i = random_permute(o->seed, epoch, part->sequences, i);
-    int64_t column = i / part->items, item = part->first_item + i % part->items;
+    const int64_t column = i / part->items, number = i % part->items, item = part->first_item + number;
 
     int64_t shard_index = dataloader_find_shard(loader, item);
     DataShard* shard = &loader->set.shards[shard_index];
@@ -188,7 +188,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t first = begin + o->skip + column * T,
             n = count; // the first n tokens are there, others at `begin`
     if (loader->rolls) {
-        const int64_t offset = (int64_t)(random_u64(loader->roll_seed, 0, (uint64_t)item) % (uint64_t)D);
+        const int64_t offset = (int64_t)(random_u64(loader->roll_seed, 0, (uint64_t)number) % (uint64_t)D);
         first = begin + (o->skip + column * T + offset) % D;
         if (n > begin + D - first) n = begin + D - first;
     }

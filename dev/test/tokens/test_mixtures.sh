@@ -79,6 +79,13 @@ rolled() {
         esac
     done
     equals '"roll": 6,' "$(grep -o '"roll".*' "$scratch/documents.json")"
+    mkdir -p "$scratch/others" # a part has the losses that it has alone
+    for name in 2 4; do seq ${name}000 $((name + 2))000 >"$scratch/others/$name"; done
+    check "shards" data/text_to_shards --tokenizer byte --doc-len 4096 --val-fraction 0.5 --out "$scratch/others" "$scratch/others"
+    check "--eval of parts that roll" run --init "$out" --eval "$scratch/mixture.json" --seq-len 4096 --roll 5 \
+        --val-data "$scratch/others_val_*.bin:1,$scratch/documents_val_*.bin:1"
+    equals "$(sed -n 's/.*"loss_mean": \(.\{10\}\).*/\1/p' "$scratch/documents.rolled.json")" \
+        "$(sed -n 's/.*documents_val_.*": \(.\{10\}\).*/\1/p' "$scratch/mixture.json" | tail -n 1)"
     dies "--roll: only --eval rolls documents" train_on text --roll 1
     dies "--roll: --val-data $shards/text.bin has no documents" run --init "$out" --eval "$scratch/no.json" --roll 1 \
         --val-data "$shards/text.bin" --seq-len 16
