@@ -58,7 +58,8 @@ refuse_fixed "$@"
 read -r search start more <<<"$LRS"
 [ "$search" != grid ] || { [ -n "$start" ] && [ -z "$more" ]; } ||
     die "LRS='$LRS': a search has one start: LRS='grid 1e-3'"
-points=() # MODEL[,SETTING...]
+points=()  # MODEL[,SETTING...]
+checked=() # the trainer's options among settings, rates and seeds
 declare -A names=() owners=() # of a point: what its files and folders begin with; and the point of that
 for model in $MODELS; do
     for set in $SETS; do
@@ -71,6 +72,7 @@ for model in $MODELS; do
             refuse_fixed "$setting"
             case $setting in
             */* | --data=* | --val-data=*) die "$setting: files are options of all runs: give it as an argument" ;;
+            --?*=*) checked+=("$setting") ;;
             ?*=*) ;;
             *) die "$setting: not a setting, KEY=VALUE or --NAME=VALUE" ;;
             esac
@@ -79,7 +81,10 @@ for model in $MODELS; do
 done
 choose_trainer
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
-check_options "$TRAINER" "$@"
+[ "$search" = grid ] && rates=$start || rates=${LRS//preset/}
+for rate in $rates; do checked+=("--lr=$rate"); done
+for seed in $SEEDS; do checked+=("--seed=$seed"); done
+check_options "$TRAINER" "${checked[@]}" "$@"
 [[ ${GPUS:-} =~ [^[:space:]] ]] || GPUS=cpu
 
 # add_run POINT LR SEED [search]

@@ -8,6 +8,12 @@ die() {
     exit 1
 }
 
+# refuse_blank NAME...: lists of what is trained
+refuse_blank() {
+    local list
+    for list; do [[ ${!list} =~ [^[:space:]] ]] || die "$list is blank"; done
+}
+
 # figure_data TOKENS OPTION...: sets data, the options that name it and how it is measured. TOKENS are those to download;
 # -: LongCrawl64 is refused, for the reason WHY
 figure_data() {
@@ -27,6 +33,7 @@ figure_data() {
 # train_rows OPTION...: sweep.sh, to which a signal is passed on. Sets code to its exit code
 train_rows() {
     choose_trainer
+    [ ! -x "$TRAINER" ] || check_options "$TRAINER" ${EVAL:-} # sweep.sh says that it is not built
     export OUT TRAINER GPUS=${GPUS:-}
     "$top/sweep.sh" "$@" &
     sweep=$!
@@ -75,14 +82,16 @@ draw_rows() {
 
 # figure TOKENS NAMES OPTION...: all of it, and a table of the rows, whose models and settings are in MODELS and SETS
 figure() {
-    local tokens=$1 names=$2 name folders=()
+    local tokens=$1 names=$2 name out folders=()
     shift 2
     export MODELS SETS
     figure_data "$tokens" "$@"
     train_rows "${data[@]}" "$@"
     [ $code != 75 ] || exit 75
-    for name in $names; do folders+=("$OUT/${name}_lr-"*_seed-*); done
-    python3 "$top/compare.py" --no-plots "${folders[@]}"
+    for name in $names; do
+        for out in "$OUT/${name}_lr-"*_seed-*; do [ ! -s "$out/log.jsonl" ] || folders+=("$out"); done
+    done
+    [ ${#folders[@]} = 0 ] || python3 "$top/compare.py" --no-plots "${folders[@]}"
     draw_rows "$names" "${data[@]}" "$@"
     exit $code
 }

@@ -60,6 +60,7 @@ set -eu
 . "${0%/*}/../shell/figure.sh"
 names=$(awk '{ print $1 }' <<<"$table")
 SIZE=${SIZE:-360m} ROWS=${ROWS:-$names}
+refuse_blank ROWS
 export OUT=${OUT:-out/ablations-$SIZE} MODELS=
 rows= # of the table
 for name in $ROWS; do
@@ -69,8 +70,6 @@ for name in $ROWS; do
     family=${model%%,*}
     MODELS+="$name:$family-$SIZE${model#"$family"} "
 done
-
-[ -n "$MODELS" ] || die "ROWS is blank"
 
 case $SIZE in
 125m) tokens=2.5Gi ;;

@@ -21,11 +21,13 @@
 set -eu
 . "${0%/*}/../shell/figure.sh"
 SIZE=${SIZE:-360m} OUT=${OUT:-out/lengths-${SIZE:-360m}} MODELS='' SETS='' names=''
-for length in ${LENGTHS:-4096 8192 16384}; do
+LENGTHS=${LENGTHS:-4096 8192 16384} FAMILIES=${FAMILIES:-fox-pro transformer-pro}
+refuse_blank LENGTHS FAMILIES
+for length in $LENGTHS; do
     SETS+="--seq-len=$length "
-    for family in ${FAMILIES:-fox-pro transformer-pro}; do names+="$family-${SIZE}_seq-len-$length "; done
+    for family in $FAMILIES; do names+="$family-${SIZE}_seq-len-$length "; done
 done
-for family in ${FAMILIES:-fox-pro transformer-pro}; do MODELS+="$family-$SIZE "; done
+for family in $FAMILIES; do MODELS+="$family-$SIZE "; done
 [ "$SIZE" = 360m ] && tokens=7Gi || tokens=-
 WHY="SIZE=$SIZE: give --data and --val-data, shards of documents or a stream, longer than the longest sequence"
 figure $tokens "$names" --shuffle "$@"

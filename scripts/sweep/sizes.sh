@@ -20,8 +20,10 @@
 set -eu
 . "${0%/*}/../shell/figure.sh"
 SIZES=${SIZES:-125m 360m} OUT=${OUT:-out/sizes} MODELS='' SETS=preset tokens=-
+FAMILIES=${FAMILIES:-fox-pro transformer-pro}
+refuse_blank SIZES FAMILIES
 for size in $SIZES; do
-    for family in ${FAMILIES:-fox-pro transformer-pro}; do MODELS+="$family-$size "; done
+    for family in $FAMILIES; do MODELS+="$family-$size "; done
 done
 case " $SIZES " in
 *" 760m "*) ;;

@@ -20,11 +20,13 @@
 set -eu
 . "${0%/*}/../shell/figure.sh"
 SIZE=${SIZE:-360m} OUT=${OUT:-out/tokens-${SIZE:-360m}} MODELS='' SETS='' names=''
-for tokens in ${TOKENS:-1Gi 2Gi 4Gi 7Gi}; do
+TOKENS=${TOKENS:-1Gi 2Gi 4Gi 7Gi} FAMILIES=${FAMILIES:-fox-pro transformer-pro}
+refuse_blank TOKENS FAMILIES
+for tokens in $TOKENS; do
     SETS+="--max-tokens=$tokens "
-    for family in ${FAMILIES:-fox-pro transformer-pro}; do names+="$family-${SIZE}_max-tokens-$tokens "; done
+    for family in $FAMILIES; do names+="$family-${SIZE}_max-tokens-$tokens "; done
 done
-for family in ${FAMILIES:-fox-pro transformer-pro}; do MODELS+="$family-$SIZE "; done
+for family in $FAMILIES; do MODELS+="$family-$SIZE "; done
 [ "$SIZE" = 360m ] || tokens=-
 WHY="SIZE=$SIZE: give --data and --val-data, shards with as many tokens as the last of TOKENS"
 figure "$tokens" "$names" "$@"

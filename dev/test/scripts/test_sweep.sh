@@ -415,9 +415,21 @@ check "sizes" figure sizes scripts/sweep/sizes.sh
 equals "fox-pro-nano transformer-pro-nano" "$(rows sizes)"
 for script in lengths tokens; do dies "SIZE=nano: give --data" env SIZE=nano scripts/sweep/$script.sh; done
 dies "SIZES=360m 760m: give --data" env SIZES="360m 760m" scripts/sweep/sizes.sh
-dies "lengths/fox-pro-nano_seq-len-16_lr-preset_seed-1/eval.txt: error: --seq-len 0: " \
-    sh -c "touch -r / $scratch/lengths/*/eval.json; OUT=$scratch/lengths SIZE=nano FAMILIES=fox-pro LENGTHS=16 EVAL='--seq-len 0' \
+dies "lengths/fox-pro-nano_seq-len-16_lr-preset_seed-1/eval.txt: error: '" \
+    sh -c "touch -r / $scratch/lengths/*/eval.json; OUT=$scratch/lengths SIZE=nano FAMILIES=fox-pro LENGTHS=16 EVAL='--seq-len 9Mi' \
         scripts/sweep/lengths.sh $tiny $data --max-tokens 128"
+# a wrong value: one line, before anything is trained
+dies "error: --seq-len 0: " figure none EVAL="--seq-len 0" scripts/sweep/lengths.sh
+dies "error: --seq-len 16x: " figure none LENGTHS="16x 32" scripts/sweep/lengths.sh
+dies "error: --max-tokens x: " figure none TOKENS="64 x" scripts/sweep/tokens.sh
+dies "error: --lr fast: " figure none LRS="1e-3 fast" scripts/sweep/sizes.sh
+dies "error: --seed -1: " figure none SEEDS="1 -1" scripts/sweep/sizes.sh
+for list in lengths:LENGTHS tokens:TOKENS sizes:SIZES lengths:FAMILIES; do
+    dies "error: ${list#*:} is blank" figure none "${list#*:}= " scripts/sweep/${list%:*}.sh
+done
+[ ! -e $scratch/none ] && pass || fail "a row was begun"
+fails 1 figure none FAMILIES=foxy LENGTHS=16 scripts/sweep/lengths.sh
+equals "" "$(cat $scratch/stderr)" # nothing of the table of rows that were not trained
 # without --data it is LongCrawl64
 mkdir -p $scratch/bin $scratch/elsewhere/data
 for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
