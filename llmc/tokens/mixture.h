@@ -134,6 +134,16 @@ static inline int mixture_part(const Mixture* m, int64_t s, int64_t* number) {
     return k;
 }
 
+// The first part that has none of the first s sequences; NULL: each has some.
+static inline const MixturePart* mixture_without(const Mixture* m, int64_t s) {
+    for (int k = 0; k < m->count; k++) {
+        const int64_t taken = k < m->count - 1 ? mixture_taken(m->parts[k].fraction, s) : s;
+        if (taken == 0) return &m->parts[k];
+        s -= taken;
+    }
+    return NULL;
+}
+
 // Are of the first s sequences no more than its items, or its sequences, from each part?
 static inline bool mixture_has(const Mixture* m, int64_t s, bool items) {
     for (int k = 0; k < m->count; k++) {

@@ -51,6 +51,9 @@ mixtures() {
         sed -n '/"loss_of"/,/}/s/.*": \(0\.\|[1-9]\)/\1/p; s/.*"loss_mean": //p' "$scratch/mixture.json" | cut -c1-9 >>"$scratch/parts"
     done
     equals "3 5" "$(sort "$scratch/parts" | uniq | wc -l) $(wc -l <"$scratch/parts")"
+    check "--eval of few tokens" run --init "$out" --val-data "$shards/val.bin:1,$other.val.bin:1" --eval "$scratch/mixture.json" \
+        --seq-len 16 --val-tokens 16
+    said "--val-tokens 16: none of 1 sequence is of $other.val.bin, whose loss stays unknown; give more" stderr
     rm -rf "$out"
     dies "some of its patterns have a weight (PATTERN:WEIGHT), others have none" train --data "$text:3,$other.text.bin"
     dies "the weight of $text is 0" train --data "$text:0,$other.text.bin:1"
