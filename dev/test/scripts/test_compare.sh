@@ -51,6 +51,7 @@ check "a speed run" speedrun --set hidden_size=32 --set num_heads=2 --set num_hi
     --max-tokens 256 --val-every 2 --val-tokens 64
 for model in fox-pro transformer-pro; do said "| $model-nano "; done
 dies "--hlep: no such option" speedrun --hlep
+for target in low 0 nan; do TARGET=$target dies "TARGET=$target: a loss above 0" speedrun --data none; done
 # pairs of the same seed: differences of 0.5, 0.5 and 0.6, whose interval is 4.30 errors
 pairs=$scratch/pairs
 mkdir $pairs
