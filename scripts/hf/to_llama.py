@@ -170,7 +170,7 @@ def main():
     try:
         args.folder = Path(checkpoint(args.folder))
         convert(args.folder, args.out, args.length)
-    except (OSError, ValueError) as problem:
+    except ValueError as problem:
         raise Error(f"{args.folder}: {problem}")
     except (KeyError, TypeError, AttributeError) as problem:
         raise Error(f"{args.folder}: a key is missing or has a value of another type: {problem}")

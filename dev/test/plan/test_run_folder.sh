@@ -36,6 +36,7 @@ limited() { (ulimit -f 1000; "$@"); } # KiB, fewer than the weights
 dies "$scratch/llama: cannot write: File too large" limited python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
 equals "" "$(find "$scratch" -maxdepth 1 -name '*llama*' ! -name llama_run)"
 check "with room" python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
+dies "error: $scratch/nowhere/config.json: No such file or directory" python3 scripts/hf/to_llama.py "$scratch/nowhere" "$scratch/llama"
 dies "$scratch/llama: exists already" python3 scripts/hf/to_llama.py "$scratch/llama_run" "$scratch/llama"
 # shellcheck disable=SC2086
 for from in llama llama_run; do # the weights come back, under our names
