@@ -52,6 +52,7 @@ dev/study/report.py  in dev/test/study/test_study.sh
 dev/study/measures.py in dev/test/study/report.py
 dev/study/findings.py in dev/study/report.py
 dev/study/lead.py    in dev/study/report.py
+dev/study/registered.py in dev/test/study/report.py
 dev/study/packed.py  in dev/study/report.py
 dev/study/pictures.py in dev/study/report.py
 dev/study/paper_code.py in dev/test/study/report.py
