@@ -44,8 +44,11 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     Dump* dumped = run->mode == RUN_DUMP ? dump_open(run) : NULL;
     ranks_compare_model(run);
     if (run->mode == RUN_TRAIN) run_print_model(run);
-    Training* training = run->mode == RUN_TRAIN ? training_new(trainer, run, requests) : NULL;
     Model* model = trainer->open(run);
+    // Before the weights, which take minutes to draw; of a resumed run behind them, as what a damaged checkpoint
+    // records is not the run's.
+    Training* training = NULL;
+    if (run->mode == RUN_TRAIN && !run_resumed(run)) training = training_new(trainer, run, requests);
     if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
     bool loaded = load_weights(&host, run, err);
@@ -53,9 +56,10 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     if (run->mode != RUN_TRAIN || !run->options.out) trainer->host_free(host.w), host.w = NULL;
     if (!loaded)
         exit_code = RUN_DAMAGED;
-    else if (run->mode == RUN_TRAIN)
+    else if (run->mode == RUN_TRAIN) {
+        if (!training) training = training_new(trainer, run, requests);
         exit_code = train(training, model, &host);
-    else if (run->mode == RUN_DUMP)
+    } else if (run->mode == RUN_DUMP)
         dump_run(dumped, trainer, model, run);
     else if (run->mode == RUN_GENERATE)
         generate(run, trainer, model);

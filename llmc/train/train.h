@@ -71,8 +71,7 @@ static inline void training_check_folder(const Training* t) {
     if (run->options.out && !out_lock_held(run->options.out, run->lock, &err)) die("%s", err.msg);
 }
 
-// Collective: opens and checks the data, before a model is made: a path with a typo is told of at once. Free
-// with training_free.
+// Collective: opens and checks the data. Free with training_free.
 static inline Training* training_new(const Trainer* trainer, Run* run, Requests* requests) {
     Training* t = (Training*)xcalloc(1, sizeof *t);
     const Options* o = &run->options;

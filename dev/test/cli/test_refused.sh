@@ -27,11 +27,12 @@ vocabulary : its vocabulary of 50257 is larger than the model's 257; a new model
 high_id : token 1000 has id 257, outside the vocabulary of 257; a new model gets a larger one with --set vocab_size=N
 huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
 END
-    for shards_of in "--data $shards/none.bin" "--data $shards/text.bin --val-data $shards/none.bin" \
-        "--data $shards/none.bin --dump $scratch/none"; do # before a model is made, for which no machine has the memory
-        dies "shards/none.bin': no file matches" run --model fox-pro-760m --set num_hidden_layers=1024 --set hidden_size=8192 \
-            --set num_heads=64 --set vocab_size=257 $batches $shards_of
+    for shards_of in "--data $shards/none.bin" "--data $shards/text.bin --val-data $shards/none.bin"; do
+        dies "shards/none.bin': no file matches" run --model fox-pro-nano $batches $shards_of
+        equals 1 "$(wc -l <"$scratch/stdout")" # the model's line: no weights have been drawn
     done
+    dies "shards/none.bin': no file matches" run --model fox-pro-760m --set num_hidden_layers=1024 --set hidden_size=8192 \
+        --set num_heads=64 --set vocab_size=257 $batches --data $shards/none.bin --dump $scratch/none # no machine has the memory
     dies "is not a regular file" train --data "$shards"
     dies "not a comma-separated list of file patterns" train --data "$shards/text.bin,"
     for name in model init data val-data out resume-from eval requests maps dump; do

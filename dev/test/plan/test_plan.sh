@@ -203,9 +203,10 @@ NVIDIA GeForce RTX 4090|4090: 23.6
 RTX 6000 Ada Generation|6000 Ada: 47.4
 h200 nvl|H200 NVL: 139.8
 END
-for name in V100 "" A10G "RTX 4090 D" "RTX 4090 Laptop GPU" "RTX 5070 Ti" "H100 MIG 1g.10gb" 40; do
+for name in V100 A10G "RTX 4090 D" "RTX 4090 Laptop GPU" "RTX 5070 Ti" "H100 MIG 1g.10gb" 40; do
     dies "--gpu $name: not one of GB200, B200," plan --model fox-pro-125m --gpu "$name"
 done
+dies "--gpu: is empty: give NAME" plan --model fox-pro-125m --gpu ""
 
 # refused
 dies "--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run" \
