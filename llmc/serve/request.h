@@ -199,10 +199,11 @@ static inline bool request_sampling(const Request* q, const Json* j, Sequence* s
               request_number(j, "min_p", 0, 1, false, &min_p, err);
     if (ok && given >= 0 && (!json_int64(j, given, &seed) || seed < 0))
         ok = fail(err, "\"seed\": not a whole number from 0 to 2^63 - 1");
-    SamplerSettings sampling = {temperature, (int64_t)top_k, top_p, min_p, (uint64_t)seed};
+    if (!ok) return false; // a number may be outside of int64_t
+    const SamplerSettings sampling = {temperature, (int64_t)top_k, top_p, min_p, (uint64_t)seed};
     s->sampling = sampling;
     s->most_tokens = (int64_t)tokens;
-    return ok;
+    return true;
 }
 
 // ----------------------------------------------------------------------------

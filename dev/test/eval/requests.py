@@ -165,6 +165,7 @@ def errors():
         ('{"id":6,"type":"rolling","text":["a"]}', "a list of token ids has another value"),
         ('{"id":7,"type":"generate","prompt":"x","max_tokens":0}', '"max_tokens": not a whole number from 1 to 16777216'),
         ('{"id":8,"type":"generate","prompt":"x","max_tokens":1.5}', '"max_tokens": not a whole number'),
+        ('{"id":8,"type":"generate","prompt":"x","max_tokens":1e20}', '"max_tokens": not a whole number'),  # above int64_t
         ('{"id":9,"type":"generate","prompt":"x","temperature":-1}', '"temperature": not a number from 0 to 100'),
         ('{"id":10,"type":"generate","prompt":"x","until":[1]}', '"until": neither a text nor a list'),
         ('{"id":10,"type":"generate","prompt":"x","expected":1}', '"expected": neither text nor a list'),
