@@ -23,11 +23,11 @@ class Missing(Exception):
 
 
 class Difference:
-    """A model's loss minus another's, by seed, once `seeds` have both, and the lead of these seeds."""
+    """A model's loss minus another's, by seed, once `least` seeds have both, and the lead of these seeds."""
 
-    def __init__(self, report, name, base, loss, seeds=3):
+    def __init__(self, report, name, base, loss, least=3):
         runs = report.both(name, base)
-        if len(runs) < seeds:
+        if len(runs) < least:
             raise Missing
         self.values = [loss(a) - loss(b) for a, b in runs]
         self.mean = statistics.fmean(self.values)
