@@ -404,5 +404,7 @@ static int test_cache(void) {
     check_cached_window("fox-pro window_size=200 log_pruning_tolerance=null", 200);
     omp_set_num_threads(2);
     check_lengths();
+    worst = check_long("fox-pro hidden_size=32 num_heads=4 num_kv_heads=2", 1000, true);
+    printf("grouped heads, 1000 tokens: log-probabilities off by %.1e\n", worst);
     return test_report();
 }
