@@ -200,7 +200,7 @@ export LOSSES=$scratch/losses MODELS=a
 rm $CALLS
 cat >$scratch/learner <<'END'
 #!/usr/bin/env bash
-case $* in *--help) exit ;; esac
+case $* in *--help | --dry-run*) exit ;; esac
 out=$* out=${out#*--out } out=${out%% *}
 lr=$* lr=${lr#*--lr } lr=${lr%% *}
 echo "$lr ${out##*/}" >>"$CALLS"
@@ -334,7 +334,7 @@ said "diverged: "
 unset MODELS LRS SEEDS
 cat >$scratch/plan <<'END'
 #!/usr/bin/env bash
-case $* in *--help) exit ;; esac
+case $* in *--help | --dry-run*) exit ;; esac
 options=()
 for word; do
     case $word in --resume) ;; *) options+=("$word") ;; esac
@@ -427,13 +427,15 @@ dies "error: --seed -1: " figure none SEEDS="1 -1" scripts/sweep/sizes.sh
 for list in lengths:LENGTHS tokens:TOKENS sizes:SIZES lengths:FAMILIES; do
     dies "error: ${list#*:} is blank" figure none "${list#*:}= " scripts/sweep/${list%:*}.sh
 done
+dies "error: --model foxy-nano: no such preset" figure none FAMILIES="fox-pro foxy" LENGTHS=16 scripts/sweep/lengths.sh
+dies "error: --model fox-pro-big: no such preset" figure none SIZES="nano big" scripts/sweep/sizes.sh
 [ ! -e $scratch/none ] && pass || fail "a row was begun"
-fails 1 figure none FAMILIES=foxy LENGTHS=16 scripts/sweep/lengths.sh
+fails 1 figure none FAMILIES=fox-pro LENGTHS=4Mi scripts/sweep/lengths.sh
 equals "" "$(cat $scratch/stderr)" # nothing of the table of rows that were not trained
 # without --data it is LongCrawl64
 mkdir -p $scratch/bin $scratch/elsewhere/data
 for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
-    printf '#!/bin/sh\ncase $* in *--help) exit ;; esac\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
+    printf '#!/bin/sh\ncase $* in *--help | --dry-run*) exit ;; esac\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
 done
 check "LongCrawl64" env -u TRAINER -C $scratch/elsewhere PATH="$PWD/$scratch/bin:$PATH" GPUS=0 ROWS=fox-pro SOURCE=/copy \
     "$PWD/scripts/sweep/ablations.sh" --recompute qkv
