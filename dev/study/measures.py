@@ -12,7 +12,8 @@ PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
 OTHER_PAIRS = ("fox-llama", "transformer-llama"), ("125m-fox-pro", "125m-transformer-pro")
 # what the second study's rows 2 to 4 compare beside each model with its base
 CROSSED = (("fox-pro", "transformer-pro-norope"), ("fox-pro-rope", "transformer-pro"), ("fox-pro-bias16384", "transformer-pro"),
-           ("fox-pro", "transformer-pro-4heads"), ("fox-pro", "transformer-pro-base1e4"), ("fox-pro-1e-3", "transformer-pro"))
+           ("fox-pro", "transformer-pro-4heads"), ("fox-pro-4heads", "transformer-pro-4heads"),
+           ("fox-pro", "transformer-pro-base1e4"), ("fox-pro-1e-3", "transformer-pro"))
 VALIDATED = 128  # held-out documents on which runs are validated, and learning rates chosen
 TRAINED, LONGEST = 16384, 65536
 SAME_STEPS = {"c8ee50e", "796e75d"},  # versions between which nothing changed of what a step on a GPU runs

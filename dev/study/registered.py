@@ -10,8 +10,8 @@ from measures import NONE, PAIR, error_of, loss_beyond, loss_within, table
 
 FOX, OTHER = PAIR
 STARTS = "fox-pro-long", "fox-pro-long64", "fox-pro-T2981"
-MODELS = {"transformer-pro-norope", "fox-pro-rope", "fox-pro-bias16384", "transformer-pro-4heads", "transformer-pro-base1e4",
-          "fox-pro-1e-3", *STARTS}  # that the rules compare
+MODELS = {"transformer-pro-norope", "fox-pro-rope", "fox-pro-bias16384", "transformer-pro-4heads", "fox-pro-4heads",
+          "transformer-pro-base1e4", "fox-pro-1e-3", *STARTS}  # that the rules compare
 
 
 def validation(result):
@@ -70,6 +70,11 @@ def heads(report, loss):
     return "yes" if found.lower() else "not shown", error_of(found.values, 3) + beside
 
 
+def lead_of_four(report, loss):
+    found = Difference(report, "fox-pro-4heads", "transformer-pro-4heads", loss)
+    return "yes" if found.lower() else "not shown", error_of(found.values, 3)
+
+
 def base(report, loss):
     found = Difference(report, "transformer-pro-base1e4", OTHER, loss, 1)
     if len(found.values) < 3:
@@ -92,6 +97,7 @@ ROWS = [  # row, question, rule, the losses by which it goes
     (2, "Is the lead the gate's, or the missing RoPE's?", whose, (loss_within, loss_beyond)),
     (2, "Does the gate's dependence on the data matter?", data, (loss_within, loss_beyond)),
     (3, "Are four heads of 128 lower than eight?", heads, (loss_within, loss_beyond)),
+    (3, "With four heads in both, is fox-pro lower?", lead_of_four, (loss_within, loss_beyond)),
     (3, "Is RoPE base 10,000 lower?", base, (loss_within,)),
     (4, "Which rate for fox-pro, by validation loss?", rate, (validation,)),
     (5, "Which start serves text and recall, by validation loss?", start, (validation,)),

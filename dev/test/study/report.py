@@ -143,10 +143,10 @@ assert variants["fox-pro-fp8 minus fox-pro"] == ["3", "+0.0040 ± 0.0012", "+0.0
 assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.2500", "-0.2500", "+0.0000", "0.50 (1)"], variants
 crossed = {row[0]: row[1:] for row in rows(page, "pairs")[2:]}
 assert crossed["fox-pro minus transformer-pro-4heads"] == ["1", "+0.1500", "+0.1500", "+0.3000", "4.00 (1)"], crossed
-assert crossed["7 more"][1] == "no run yet" and len(crossed) == 3, crossed
+assert crossed["8 more"][1] == "no run yet" and len(crossed) == 3, crossed
 assert rows(page, "window")[2:] == [["transformer-pro-4heads", "1", "2.5000", "2.0833", "0.7500"]], rows(page, "window")
 assert "The command of fox-pro_11 again: validation loss 1.9100, first 1.9000, a difference of +0.0100" in page
-assert variants["12 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
+assert variants["13 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
 assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first[2].endswith("0 of 256"), first
 
@@ -361,7 +361,7 @@ for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats,
     assert sentence in text, sentence
 pairs = {row[0]: row[1:] for row in rows(text, "pairs")[2:]}
 assert pairs["fox-llama minus transformer-llama"] == ["2", "-0.2500", "-0.2500", "-0.2500", "4.00 (2)"], pairs
-assert pairs["6 more"][:2] == ["", "no run yet"], pairs
+assert pairs["7 more"][:2] == ["", "no run yet"], pairs
 families = {row[0]: row[1:] for row in rows(text, "families")[2:]}
 assert families["deltanet"] == ["0.001", "2.1250", "2.1250", "3.0000", "60.0", "3,264"], families
 assert families["2 more"][:2] == ["no run yet", ""], families
@@ -421,8 +421,8 @@ def answers(**losses):
 
 
 gate = {"fox_pro_rope": (-0.03, -0.031, -0.032), "transformer_pro_norope": (0.1, 0.09, 0.11)}
-assert answers() == [None] * 6
-assert answers(fox_pro_rope=(-0.03, -0.03), transformer_pro_norope=(0, 0)) == [None] * 6
+assert answers() == [None] * 7
+assert answers(fox_pro_rope=(-0.03, -0.03), transformer_pro_norope=(0, 0)) == [None] * 7
 assert answers(**gate)[0] == "the gate's"
 assert answers(**{**gate, "fox_pro_rope": (-0.02, -0.021, -0.022)})[0] == "both, or neither alone"  # less than half of it
 assert answers(**{**gate, "fox_pro_rope": (-0.1, 0.01, -0.03)})[0] == "both, or neither alone"  # half of it, not shown
@@ -432,16 +432,19 @@ assert answers(fox_pro_bias16384=(-0.06, -0.071, -0.082))[1] == "not shown"  # l
 assert "37% of the lead" in registered.data(Runs(fox_pro_bias16384=(-0.02, -0.031, -0.044)), measures.loss_within)[1]
 assert answers(transformer_pro_4heads=(-0.02, -0.021, -0.022))[2] == "yes"
 assert answers(transformer_pro_4heads=(0.02, 0.021, 0.022))[2] == "not shown"
-assert answers(transformer_pro_base1e4=(-0.02,))[3] == "seeds 12 and 13 follow"
-assert answers(transformer_pro_base1e4=(-0.009,))[3] == "not by more than 0.01 on one seed"
-assert answers(transformer_pro_base1e4=(-0.02, -0.021, -0.022))[3] == "yes"
+four = {"transformer_pro_4heads": (-0.02, -0.021, -0.022)}
+assert answers(**four, fox_pro_4heads=(-0.05, -0.051, -0.052))[3] == "yes"
+assert answers(**four, fox_pro_4heads=(-0.05, -0.021, 0.01))[3] == "not shown"
+assert answers(transformer_pro_base1e4=(-0.02,))[4] == "seeds 12 and 13 follow"
+assert answers(transformer_pro_base1e4=(-0.009,))[4] == "not by more than 0.01 on one seed"
+assert answers(transformer_pro_base1e4=(-0.02, -0.021, -0.022))[4] == "yes"
 five = {"fox_pro": (-0.04, -0.05, -0.06, -0.05, -0.05), "transformer_pro": (0,) * 5}
-assert answers(**five, fox_pro_1e_3=(-0.05, -0.06, -0.07))[4] is None
+assert answers(**five, fox_pro_1e_3=(-0.05, -0.06, -0.07))[5] is None
 for change, answer in ((-0.01, "1e-3"), (0.01, "5e-4"), (0, "either")):
     near = [loss + change + 0.001 * (-1) ** k for k, loss in enumerate(five["fox_pro"])]
-    assert answers(**five, fox_pro_1e_3=near)[4] == answer, change
+    assert answers(**five, fox_pro_1e_3=near)[5] == answer, change
 starts = {"fox_pro_long": (-0.03, -0.04, -0.05), "fox_pro_long64": (-0.035, -0.05, -0.065), "fox_pro_T2981": (-0.02, -0.05, -0.07)}
-assert answers(**starts)[5] == "fox-pro-long64"  # the first is shown to be higher, the last 0.003 and not the lowest
-assert answers(**{**starts, "fox_pro_long64": (0, -0.05, -0.06), "fox_pro_T2981": (0, 0, 0)})[5] == "none"
+assert answers(**starts)[6] == "fox-pro-long64"  # the first is shown to be higher, the last 0.003 and not the lowest
+assert answers(**{**starts, "fox_pro_long64": (0, -0.05, -0.06), "fox_pro_T2981": (0, 0, 0)})[6] == "none"
 assert registered.sentence(Runs()) == ""
 assert registered.sentence(Runs(**gate)) == "Is the lead the gate's, or the missing RoPE's? The gate's within the training length, the gate's beyond it."
