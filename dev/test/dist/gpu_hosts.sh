@@ -88,7 +88,7 @@ if [ "$namespaces" ]; then
     echo "== a host that is unplugged at step 20"
     rm -f "$scratch/rank_0" # of the launch before, which has a step 20
     launch 2 ${tiny/--max-tokens 61440/--max-tokens 1e9} --timeout 10 --log-every 10 --out "$scratch/lost" &
-    await 120 "no step 20" grep -q '^step *20/' "$scratch/rank_0"
+    await 120 "no step 20" grep -qs '^step *20/' "$scratch/rank_0"
     began=$SECONDS
     unplug h1
     wait $!
@@ -102,7 +102,7 @@ fi
 for model in ${MODELS-fox-pro-125m fox-pro-760m}; do
     for hosts in 1 2; do
         echo "== $model, the recipe's step, $gpus GPUs on $hosts host(s) of this machine$([ $hosts = 1 ] || echo ", TCP between them")"
-        launch $hosts --bench "$steps" --model $model --micro-batch $([ $model = fox-pro-760m ] && echo 1 || echo 2) --timeout 300
+        launch $hosts --bench "$steps" --model $model --batch-tokens 512Ki --micro-batch $([ $model = fox-pro-760m ] && echo 1 || echo 2) --timeout 300
         equals "exit code 0" "exit code $code"
         errors
         cat "$scratch/rank_0"
