@@ -14,7 +14,8 @@ are the same bf16 numbers in a row and in a column.
 
 A thread block has a tile of 64 tokens of one head, each of its four warps 16 of them. It goes through the
 slices of values three times: for dP and dQ; backward for X, dA and dV; for Z. The slice that is in shared
-memory stays there.
+memory stays there, and <S0, dS1> of the first slice takes S0 from there. Shared memory that the third time
+leaves free has its odd slices, so that their copies are in flight beside the MMAs of the even ones.
 */
 #pragma once
 
@@ -23,12 +24,24 @@ memory stays there.
 struct DeltaGatedBackward {
     static constexpr int THREADS = DeltaBlock::THREADS;
     struct Shared {
-        bf16 q[DELTA_ROWS], k[DELTA_ROWS], values_t[DELTA_ROWS];
-        bf16 gradients[DELTA_ROWS];                 // dO, then dV'^T, then outputs of each warp
-        bf16 states_t[DELTA_STATE];                 // S0^T, then dS1^T
-        bf16 inverse_da[DELTA_CHUNK * DELTA_CHUNK]; // T, then diag(beta) dA
-        bf16 dp[DELTA_CHUNK * DELTA_CHUNK];         // then dg
-        float beta[DELTA_CHUNK], cum[DELTA_CHUNK];
+        bf16 k[DELTA_ROWS]; // then dK
+        union {
+            struct {
+                bf16 q[DELTA_ROWS];
+                bf16 gradients[DELTA_ROWS]; // dO, then dV'^T; also dQ and dV of each warp
+            };
+            bf16 odd_states_t[DELTA_STATE]; // dS1^T of odd slices, S0^T of the other even ones
+        };
+        bf16 states_t[DELTA_STATE]; // S0^T, then dS1^T of even slices, S0^T of odd ones
+        bf16 values_t[DELTA_ROWS];
+        union {
+            struct {
+                bf16 inverse_da[DELTA_CHUNK * DELTA_CHUNK]; // T, then diag(beta) dA
+                bf16 dp[DELTA_CHUNK * DELTA_CHUNK];
+            };
+            bf16 odd_values_t[DELTA_ROWS]; // V'^T of odd slices
+        };
+        float beta[DELTA_CHUNK], cum[DELTA_CHUNK]; // then sums of the warps, and dg
     };
     static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit on an SM");
 };
@@ -71,18 +84,28 @@ __device__ static inline void delta_rule_times_keys(float (&acc)[1][16][4], cons
     delta_rule_store_strip(tile, f, row);
 }
 
-// The lane's parts of <S0, dS1> of a slice: dS1^T in shared memory, S0^T from `states`
-__device__ static inline float delta_rule_dot_states(const bf16* dstates, const bf16* states) {
-    float sum = 0;
-#pragma unroll 2
-    for (int i = (int)threadIdx.x * 8; i < DELTA_STATE; i += DeltaBlock::THREADS * 8) {
-        float x[8], y[8];
-        unpack8(x, load_raw8(dstates + i));
-        unpack8(y, load_raw8(states + i));
-        for (int c = 0; c < 8; c++) sum += x[c] * y[c];
+// A thread's elements of a state in blocks: those that it copies itself, so that it needs no barrier to read
+// them.
+struct DeltaStatePart {
+    static constexpr int STEP = DeltaBlock::THREADS * 8, N = DELTA_STATE / STEP;
+    Raw8 raw[N];
+    __device__ void load(const bf16* state) {
+#pragma unroll
+        for (int i = 0; i < N; i++) raw[i] = load_raw8(state + i * STEP + (int)threadIdx.x * 8);
     }
-    return sum;
-}
+    // The thread's part of the inner product with another state
+    __device__ float inner_product(const bf16* state) const {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x[8], y[8];
+            unpack8(x, load_raw8(state + i * STEP + (int)threadIdx.x * 8));
+            unpack8(y, raw[i]);
+            for (int c = 0; c < 8; c++) sum += x[c] * y[c];
+        }
+        return sum;
+    }
+};
 
 // Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to token
 // C.
@@ -112,11 +135,20 @@ template <bool DOCS> struct DeltaGatedTile {
     const int64_t t, value_tile;
     bf16* const own_rows;
 
+    // Starts copying a tile in blocks. Unrolled, unlike DeltaBlock::copy_blocks
+    template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles, int slice) const {
+        const int first = scan_opaque((int)threadIdx.x) * 8;
+        const uint32_t address = smem_address(to + first);
+        const bf16* from = tiles + (value_tile + slice) * N + first;
+#pragma unroll
+        for (int i = 0; i < N; i += DeltaBlock::THREADS * 8)
+            cp_async16(address + (uint32_t)i * 2, from + i, true);
+    }
     __device__ void copy_values(int slice) const {
-        block.copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t, value_tile + slice);
+        copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t, slice);
     }
     __device__ void copy_states(const bf16* states, int slice) const {
-        block.copy_blocks<DELTA_STATE>(shared.states_t, states, value_tile + slice);
+        copy_blocks<DELTA_STATE>(shared.states_t, states, slice);
     }
     // The lane's parts of the dot products of its two rows
     __device__ float2 row_dots(const float (&x)[1][16][4], bf16* tile) const {
@@ -124,8 +156,9 @@ template <bool DOCS> struct DeltaGatedTile {
         scan_row_dot(parts, x, tile, row + lane / 4);
         return make_float2(parts[0], parts[1]);
     }
-    __device__ void store(bf16* to, const float (&x)[1][16][4]) const {
-        sm80_store<DELTA_D>(to + block.keys + t * s.key_row, s.key_row, left, own_rows, x,
+    // Through `rows`, own rows of a tile
+    __device__ void store(bf16* to, const float (&x)[1][16][4], bf16* rows) const {
+        sm80_store<DELTA_D>(to + block.keys + t * s.key_row, s.key_row, left, rows, x,
                             [&](int, int) { return s.scale; });
     }
 
@@ -151,7 +184,7 @@ template <bool DOCS> struct DeltaGatedTile {
         delta_rule_times_keys(dq, dp, shared.k, shared.dp, row);
         const float2 x = row_dots(dq, shared.q);
         dg[0] = x.x, dg[1] = x.y;
-        store(g.dq, dq);
+        store(g.dq, dq, own_rows);
     }
 
     // X of a slice, which is stored as dV, and its part of X V'^T and X S0^T, both negative
@@ -205,7 +238,7 @@ template <bool DOCS> struct DeltaGatedTile {
         scan_clear(e);
         for (int i = work.slices - 1; i >= 0; i--) {
             __syncthreads(); // dO, or the slice before, has been read
-            block.copy_blocks<DELTA_ROWS>(shared.gradients, work.dvalues_t, value_tile + i);
+            copy_blocks<DELTA_ROWS>(shared.gradients, work.dvalues_t, i);
             if (i < work.slices - 1) copy_values(i);
             if (i < work.slices - 1) copy_states(work.states_t, i);
             cp_async_wait_all();
@@ -223,8 +256,22 @@ template <bool DOCS> struct DeltaGatedTile {
         dg[0] += 2 * x.x, dg[1] += 2 * x.y;
     }
 
+    // Starts copying V' and dS1 of a slice.
+    __device__ void copy_for_keys(int slice) const {
+        copy_blocks<DELTA_ROWS>(values_of(slice), work.values_t, slice);
+        copy_blocks<DELTA_STATE>(states_of(slice), work.dstates_t, slice);
+    }
+    __device__ bf16* values_of(int slice) const { return slice % 2 ? shared.odd_values_t : shared.values_t; }
+    __device__ bf16* states_of(int slice) const { return slice % 2 ? shared.odd_states_t : shared.states_t; }
+
     // dK from E; dg -= k.dK. Returns the lane's part of what is C's alone.
     __device__ float keys(float (&e)[1][16][4], float (&dg)[2]) const {
+        DeltaStatePart state;
+        state.load(shared.states_t); // S0 of slice 0
+        float until[2];
+        delta_rule_row_factors(until, DELTA_UNTIL, row, block, work);
+        const float kept =
+            work.factors[block.tile * DELTA_FACTORS + DELTA_UNTIL - 1]; // e^(g_C), 0 behind a wall
         __syncthreads(); // dP and diag(beta) dA are complete, S0 has been read
         copy_states(work.dstates_t, 0);
         scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
@@ -232,28 +279,33 @@ template <bool DOCS> struct DeltaGatedTile {
         scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.dp, row), TileB<DELTA_D, true>(shared.q));
         float2 x = row_dots(e, shared.k);
         dg[0] -= x.x, dg[1] -= x.y;
-        float z[1][16][4], until[2], total = 0;
+        cp_async_wait_all();
+        __syncthreads(); // dS1 is there; Q, dP and diag(beta) dA have been read, and K but for own rows
+        if (work.slices > 1) copy_for_keys(1);
+        float z[1][16][4], total = state.inner_product(shared.states_t);
         scan_clear(z);
         for (int i = 0; i < work.slices; i++) {
             if (i > 0) {
-                __syncthreads(); // the slice before has been read
-                copy_values(i);
-                copy_states(work.dstates_t, i);
+                cp_async_wait_all();
+                __syncthreads(); // the slice is there, the one before has been read
+                copy_blocks<DELTA_STATE>(states_of(i + 1), work.states_t, i);
             }
-            cp_async_wait_all();
-            __syncthreads();
-            scan_matmul<DELTA_D>(z, BlockA<DELTA_CHUNK>(shared.values_t, row),
-                                 BlockB<DELTA_D, true>(shared.states_t));
-            total += delta_rule_dot_states(shared.states_t, work.states_t + (value_tile + i) * DELTA_STATE);
+            scan_matmul<DELTA_D>(z, BlockA<DELTA_CHUNK>(values_of(i), row),
+                                 BlockB<DELTA_D, true>(states_of(i)));
+            if (i > 0) {
+                cp_async_wait_all();
+                state.load(states_of(i + 1));
+                total += state.inner_product(states_of(i));
+                if (i + 1 < work.slices) copy_for_keys(i + 1);
+            }
         }
-        total *= work.factors[block.tile * DELTA_FACTORS + DELTA_UNTIL - 1]; // e^(g_C), 0 behind a wall
-        delta_rule_row_factors(until, DELTA_UNTIL, row, block, work);
+        total *= kept;
         delta_rule_scale_rows(z, until);
         x = row_dots(z, shared.k);
         dg[0] -= x.x, dg[1] -= x.y;
 #pragma unroll
         for (int i = 0; i < 64; i++) e[0][i / 4][i % 4] += z[0][i / 4][i % 4];
-        store(g.dk, e);
+        store(g.dk, e, shared.k + row * DELTA_D);
         return total + x.x + x.y;
     }
 };
@@ -291,13 +343,12 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
     tile.queries(dg, since);
     tile.values(e, dg, since);
     float total = tile.keys(e, dg);
-    float *of_rows = (float*)shared.dp, *sums = of_rows + DELTA_CHUNK; // all warps have read dP
     for (int half = 0; half < 2; half++) {
         float sum = quad_sum(dg[half]);
-        if (lane % 4 == 0) of_rows[row + lane / 4 + half * 8] = sum;
+        if (lane % 4 == 0) shared.cum[row + lane / 4 + half * 8] = sum;
     }
-    total = block_sum_all(total, *(float(*)[32])sums);
-    delta_rule_dlog_decay<DOCS>(g, of_rows, total, block, work, s, walls);
+    total = block_sum_all(total, *(float(*)[32])shared.beta);
+    delta_rule_dlog_decay<DOCS>(g, shared.cum, total, block, work, s, walls);
 }
 
 static inline void delta_rule_gated_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
