@@ -44,6 +44,10 @@ struct DeltaGatedBackward {
         float beta[DELTA_CHUNK], cum[DELTA_CHUNK]; // then sums of the warps, and dg
     };
     static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit on an SM");
+    __device__ static Shared& shared() {
+        extern __shared__ __align__(1024) char shared_bytes[];
+        return *(Shared*)shared_bytes;
+    }
 };
 
 // Writes 16 rows of a [CHUNK, CHUNK] tile from fragments.
@@ -107,22 +111,6 @@ struct DeltaStatePart {
     }
 };
 
-// Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to token
-// C.
-template <bool DOCS>
-__device__ static inline void delta_rule_dlog_decay(const ScanBackward& g, const float* dg, float total,
-                                                    const DeltaBlock& block, const DeltaWork& work,
-                                                    const ScanShape& s, const DeltaWalls& walls) {
-    const int i = (int)threadIdx.x, t = block.first + i;
-    if (i >= DELTA_CHUNK || t >= s.T) return;
-    const int64_t head = block.tile / work.chunks;
-    const int end = DOCS ? walls.end(i) : DELTA_CHUNK;
-    const bool begins = t == 0 || (DOCS && (walls.mask >> i & 1));
-    float sum = end == DELTA_CHUNK ? total : 0;
-    for (int j = end - 1; j >= i; j--) sum += dg[j];
-    g.dlog_decay[(head / s.NH * s.T + t) * s.NH + head % s.NH] = begins ? 0 : s.scale * sum;
-}
-
 // The thread block's tile, in the three parts of the kernel
 template <bool DOCS> struct DeltaGatedTile {
     const ScanBackward& g;
@@ -131,8 +119,8 @@ template <bool DOCS> struct DeltaGatedTile {
     DeltaGatedBackward::Shared& shared;
     const DeltaBlock& block;
     const DeltaWalls& walls;
-    const int lane, row, left; // row: the warp's first one, of which `left` exist
-    const int64_t t, value_tile;
+    const int lane, row, left;          // row: the warp's first one, of which `left` exist
+    const int64_t t, value_tile, gates; // gates: offset of the sequence's first token in beta and log_decay
     bf16* const own_rows;
 
     // Starts copying a tile in blocks. Unrolled, unlike DeltaBlock::copy_blocks
@@ -158,21 +146,33 @@ template <bool DOCS> struct DeltaGatedTile {
     }
     // Through `rows`, own rows of a tile
     __device__ void store(bf16* to, const float (&x)[1][16][4], bf16* rows) const {
+        const float scale = s.scale; // not read again after each store
         sm80_store<DELTA_D>(to + block.keys + t * s.key_row, s.key_row, left, rows, x,
-                            [&](int, int) { return s.scale; });
+                            [=](int, int) { return scale; });
     }
 
+    // Starts copying dO, V' and S0 of a slice.
+    __device__ void copy_for_queries(int slice) const {
+        block.copy(shared.gradients, g.dout + block.out + slice * DELTA_D, s, (int64_t)s.NH * s.V);
+        copy_values(slice);
+        copy_states(work.states_t, slice);
+    }
     // dP and dQ; dg = q.dQ. Not inlined: else the kernel spills 92 bytes on sm_90a, 264 on sm_80.
     __device__ __noinline__ void queries(float (&dg)[2], const float (&since)[2]) const {
+        // not the member, a pointer whose address space is not known here
+        DeltaGatedBackward::Shared& shared = DeltaGatedBackward::shared();
         float dp[1][8][4], dq[1][16][4];
         scan_clear(dp);
         scan_clear(dq);
         for (int i = 0; i < work.slices; i++) {
-            if (i > 0) __syncthreads(); // the slice before has been read
-            block.copy(shared.gradients, g.dout + block.out + i * DELTA_D, s, (int64_t)s.NH * s.V);
-            copy_values(i);
-            copy_states(work.states_t, i);
-            cp_async_wait_all();
+            if (i > 0) {
+                __syncthreads(); // the slice before has been read
+                copy_for_queries(i);
+            }
+            if (i > 0 || work.slices == 1)
+                cp_async_wait_all();
+            else
+                cp_async_wait_group<1>(); // q, k and T are needed after the slices
             __syncthreads();
             TileA<DELTA_D, false> tile_dout(shared.gradients, row);
             scan_matmul<DELTA_D>(dp, tile_dout, BlockB<DELTA_CHUNK, true>(shared.values_t));
@@ -184,10 +184,11 @@ template <bool DOCS> struct DeltaGatedTile {
         delta_rule_times_keys(dq, dp, shared.k, shared.dp, row);
         const float2 x = row_dots(dq, shared.q);
         dg[0] = x.x, dg[1] = x.y;
-        store(g.dq, dq, own_rows);
+        store(g.dq, dq, shared.gradients + row * DELTA_D);
     }
 
-    // X of a slice, which is stored as dV, and its part of X V'^T and X S0^T, both negative
+    // X of a slice, which is stored as dV, and its part of X V'^T and X S0^T, both negative. Then starts copying
+    // V' and S0 of the slice before.
     __device__ void slice_values(float (&da)[1][8][4], float (&e)[1][16][4], int slice,
                                  const float (&beta)[2]) const {
         uint32_t dv[8][4];
@@ -212,7 +213,9 @@ template <bool DOCS> struct DeltaGatedTile {
                 scan_mma(e, minus_x[k], BlockB<DELTA_D, true>(shared.states_t), (half * 4 + k) * 16);
             }
         }
-        __syncthreads(); // dV' has been read
+        __syncthreads(); // dV', V' and S0 have been read
+        if (slice > 0) copy_values(slice - 1);
+        if (slice > 0) copy_states(work.states_t, slice - 1);
         delta_rule_store_rows(g.dv + block.values + slice * DELTA_D + t * s.value_row, s.value_row, left,
                               own_rows, dv);
     }
@@ -224,10 +227,9 @@ template <bool DOCS> struct DeltaGatedTile {
         });
         for (int half = 0; half < 2; half++) {
             const float of_row = quad_sum(x_values[half]);
-            const int64_t i = t + half * 8 + lane / 4, head = block.tile / work.chunks;
+            const int64_t i = t + half * 8 + lane / 4;
             if (i < s.T && lane % 4 == 0)
-                g.dbeta[(head / s.NH * s.T + i) * s.NH + head % s.NH] =
-                    beta[half] > 0 ? of_row * s.scale / beta[half] : 0;
+                g.dbeta[gates + i * s.NH] = beta[half] > 0 ? of_row * s.scale / beta[half] : 0;
         }
     }
     // dV, dbeta, diag(beta) dA in shared memory, and E; dg += 2 k.E
@@ -239,8 +241,6 @@ template <bool DOCS> struct DeltaGatedTile {
         for (int i = work.slices - 1; i >= 0; i--) {
             __syncthreads(); // dO, or the slice before, has been read
             copy_blocks<DELTA_ROWS>(shared.gradients, work.dvalues_t, i);
-            if (i < work.slices - 1) copy_values(i);
-            if (i < work.slices - 1) copy_states(work.states_t, i);
             cp_async_wait_all();
             __syncthreads();
             slice_values(da, e, i, beta);
@@ -308,6 +308,20 @@ template <bool DOCS> struct DeltaGatedTile {
         store(g.dk, e, shared.k + row * DELTA_D);
         return total + x.x + x.y;
     }
+
+    // Writes the gradients of the chunk's log decays from dg in shared memory, of which `total` belongs to
+    // token C.
+    __device__ void store_dlog_decay(const float* dg, float total) const {
+        const int i = (int)threadIdx.x, token = block.first + i;
+        if (i >= DELTA_CHUNK || token >= s.T) return;
+        const int end = DOCS ? walls.end(i) : DELTA_CHUNK;
+        const bool begins = token == 0 || (DOCS && (walls.mask >> i & 1));
+        float sum = end == DELTA_CHUNK ? total : 0;
+#pragma unroll
+        for (int j = DELTA_CHUNK - 1; j >= 0; j--)
+            if (j >= i && j < end) sum += dg[j];
+        g.dlog_decay[gates + (int64_t)token * s.NH] = begins ? 0 : s.scale * sum;
+    }
 };
 
 template <bool DOCS>
@@ -315,12 +329,12 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
     delta_rule_gated_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
                                      const __grid_constant__ DeltaWork work,
                                      const __grid_constant__ ScanShape s) {
-    extern __shared__ __align__(1024) char shared_bytes[];
-    DeltaGatedBackward::Shared& shared = *(DeltaGatedBackward::Shared*)shared_bytes;
+    DeltaGatedBackward::Shared& shared = DeltaGatedBackward::shared();
     DeltaBlock block(work, s);
     DeltaWalls walls = {};
     if (DOCS) walls = DeltaWalls::of(block, work, s);
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16;
+    const int head = (int)block.tile / work.chunks;
     const DeltaGatedTile<DOCS> tile = {.g = g,
                                        .work = work,
                                        .s = s,
@@ -332,10 +346,14 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
                                        .left = (int)s.T - block.first - row,
                                        .t = block.first + row,
                                        .value_tile = block.tile * work.slices,
+                                       .gates = head / s.NH * s.T * s.NH + head % s.NH,
                                        .own_rows = shared.gradients + row * DELTA_D};
+    tile.copy_for_queries(0);
+    cp_async_commit_group();
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, work.inverse);
+    cp_async_commit_group();
     delta_rule_load_beta(shared.beta, a.beta, block, work, s);
     delta_rule_load_cum(shared.cum, block, work);
     float since[2], dg[2], e[1][16][4];
@@ -348,7 +366,7 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
         if (lane % 4 == 0) shared.cum[row + lane / 4 + half * 8] = sum;
     }
     total = block_sum_all(total, *(float(*)[32])shared.beta);
-    delta_rule_dlog_decay<DOCS>(g, shared.cum, total, block, work, s, walls);
+    tile.store_dlog_decay(shared.cum, total);
 }
 
 static inline void delta_rule_gated_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
