@@ -31,6 +31,11 @@ template <int N> __device__ static inline void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Starts reading the address's 128-byte line into L2; nothing waits for it.
+__device__ static inline void prefetch_line(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // Four 8x8 matrices; each lane passes the address of one row, 16 bytes.
 __device__ static inline void ldmatrix(uint32_t (&r)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

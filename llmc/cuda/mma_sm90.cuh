@@ -130,6 +130,10 @@ __device__ static inline void sm90_load_tile(bf16* to, const CUtensorMap* map, i
                      "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
                      : "memory");
 }
+// Starts reading contiguous bytes, a multiple of 16, into L2; nothing waits for it.
+__device__ static inline void sm90_prefetch(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Loads contiguous bytes, a multiple of 16, and counts them on the barrier.
 __device__ static inline void sm90_load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     asm volatile(

@@ -119,15 +119,25 @@ template <bool DOCS> struct DeltaGatedTile {
     DeltaGatedBackward::Shared& shared;
     const DeltaBlock& block;
     const DeltaWalls& walls;
-    const int lane, row, left;          // row: the warp's first one, of which `left` exist
-    const int64_t t, value_tile, gates; // gates: offset of the sequence's first token in beta and log_decay
+    const int lane, row, left; // row: the warp's first one, of which `left` exist
+    const int value_tile;      // of slice 0
+    const int64_t t;
     bf16* const own_rows;
 
+    // Offset in beta and log_decay, by divisions of 32 bits
+    __device__ int64_t gate(int64_t token) const {
+        const int head = (int)blockIdx.x / work.chunks;
+        return (head / s.NH * s.T + token) * s.NH + head % s.NH;
+    }
+    // A tile of values or states, whose address the compiler recomputes: it would spill it.
+    template <int N> __device__ const bf16* slice_of(const bf16* tiles, int slice) const {
+        return tiles + (int64_t)scan_opaque(value_tile + slice) * N;
+    }
     // Starts copying a tile in blocks. Unrolled, unlike DeltaBlock::copy_blocks
     template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles, int slice) const {
         const int first = scan_opaque((int)threadIdx.x) * 8;
         const uint32_t address = smem_address(to + first);
-        const bf16* from = tiles + (value_tile + slice) * N + first;
+        const bf16* from = slice_of<N>(tiles, slice) + first;
 #pragma unroll
         for (int i = 0; i < N; i += DeltaBlock::THREADS * 8)
             cp_async16(address + (uint32_t)i * 2, from + i, true);
@@ -156,6 +166,25 @@ template <bool DOCS> struct DeltaGatedTile {
         block.copy(shared.gradients, g.dout + block.out + slice * DELTA_D, s, (int64_t)s.NH * s.V);
         copy_values(slice);
         copy_states(work.states_t, slice);
+    }
+    // Starts reading what `queries` and `values` copy first, but for slice 0, into L2: else each of their waits
+    // is one for DRAM.
+    __device__ void prefetch() const {
+        const int64_t token = block.first + (int)threadIdx.x / 2;
+        const bf16* dout = g.dout + block.out + token * s.NH * s.V + threadIdx.x % 2 * 64; // two lines a row
+        for (int i = 1; i < work.slices; i++)
+            if (token < s.T) prefetch_line(dout + i * DELTA_D);
+        if (threadIdx.x != 0) return;
+        prefetch_slices<DELTA_ROWS>(work.values_t, 1);
+        prefetch_slices<DELTA_STATE>(work.states_t, 1);
+        prefetch_slices<DELTA_ROWS>(work.dvalues_t, 0);
+    }
+    // Slices [from, slices) of a tensor of tiles of N numbers. Called by one thread.
+    template <int N> __device__ void prefetch_slices(const bf16* tiles, int from) const {
+#if SM90_CODE
+        const int slices = work.slices - from;
+        if (slices > 0) sm90_prefetch(slice_of<N>(tiles, from), (uint32_t)(slices * N) * sizeof(bf16));
+#endif
     }
     // dP and dQ; dg = q.dQ. Not inlined: else the kernel spills 92 bytes on sm_90a, 264 on sm_80.
     __device__ __noinline__ void queries(float (&dg)[2], const float (&since)[2]) const {
@@ -229,7 +258,7 @@ template <bool DOCS> struct DeltaGatedTile {
             const float of_row = quad_sum(x_values[half]);
             const int64_t i = t + half * 8 + lane / 4;
             if (i < s.T && lane % 4 == 0)
-                g.dbeta[gates + i * s.NH] = beta[half] > 0 ? of_row * s.scale / beta[half] : 0;
+                g.dbeta[gate(i)] = beta[half] > 0 ? of_row * s.scale / beta[half] : 0;
         }
     }
     // dV, dbeta, diag(beta) dA in shared memory, and E; dg += 2 k.E
@@ -241,6 +270,7 @@ template <bool DOCS> struct DeltaGatedTile {
         for (int i = work.slices - 1; i >= 0; i--) {
             __syncthreads(); // dO, or the slice before, has been read
             copy_blocks<DELTA_ROWS>(shared.gradients, work.dvalues_t, i);
+            if (i == work.slices - 1 && threadIdx.x == 0) prefetch_slices<DELTA_STATE>(work.dstates_t, 0);
             cp_async_wait_all();
             __syncthreads();
             slice_values(da, e, i, beta);
@@ -268,15 +298,15 @@ template <bool DOCS> struct DeltaGatedTile {
     __device__ float keys(float (&e)[1][16][4], float (&dg)[2]) const {
         DeltaStatePart state;
         state.load(shared.states_t); // S0 of slice 0
-        float until[2];
-        delta_rule_row_factors(until, DELTA_UNTIL, row, block, work);
-        const float kept =
-            work.factors[block.tile * DELTA_FACTORS + DELTA_UNTIL - 1]; // e^(g_C), 0 behind a wall
-        __syncthreads(); // dP and diag(beta) dA are complete, S0 has been read
+        __syncthreads();             // dP and diag(beta) dA are complete, S0 has been read
         copy_states(work.dstates_t, 0);
         scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
                                  TileB<DELTA_D, true>(shared.k));
         scan_matmul<DELTA_CHUNK>(e, TileA<DELTA_CHUNK, true>(shared.dp, row), TileB<DELTA_D, true>(shared.q));
+        float until[2];
+        delta_rule_row_factors(until, DELTA_UNTIL, row, block, work);
+        const float* factors = work.factors + block.tile * DELTA_FACTORS;
+        const float kept = factors[DELTA_UNTIL - 1]; // e^(g_C), 0 behind a wall
         float2 x = row_dots(e, shared.k);
         dg[0] -= x.x, dg[1] -= x.y;
         cp_async_wait_all();
@@ -320,7 +350,7 @@ template <bool DOCS> struct DeltaGatedTile {
 #pragma unroll
         for (int j = DELTA_CHUNK - 1; j >= 0; j--)
             if (j >= i && j < end) sum += dg[j];
-        g.dlog_decay[gates + (int64_t)token * s.NH] = begins ? 0 : s.scale * sum;
+        g.dlog_decay[gate(token)] = begins ? 0 : s.scale * sum;
     }
 };
 
@@ -334,7 +364,6 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
     DeltaWalls walls = {};
     if (DOCS) walls = DeltaWalls::of(block, work, s);
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16;
-    const int head = (int)block.tile / work.chunks;
     const DeltaGatedTile<DOCS> tile = {.g = g,
                                        .work = work,
                                        .s = s,
@@ -344,9 +373,8 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
                                        .lane = lane,
                                        .row = row,
                                        .left = (int)s.T - block.first - row,
+                                       .value_tile = (int)block.tile * work.slices,
                                        .t = block.first + row,
-                                       .value_tile = block.tile * work.slices,
-                                       .gates = head / s.NH * s.T * s.NH + head % s.NH,
                                        .own_rows = shared.gradients + row * DELTA_D};
     tile.copy_for_queries(0);
     cp_async_commit_group();
@@ -358,6 +386,7 @@ static __global__ void __launch_bounds__(DeltaGatedBackward::THREADS, 2)
     delta_rule_load_cum(shared.cum, block, work);
     float since[2], dg[2], e[1][16][4];
     delta_rule_row_factors(since, DELTA_SINCE, row, block, work);
+    tile.prefetch();
     tile.queries(dg, since);
     tile.values(e, dg, since);
     float total = tile.keys(e, dg);
