@@ -14,6 +14,7 @@ head, in blocks of 16, all transposed.
     warps 0 to 3    S^T [16, 128]: 32 of the 128 rows of S each, in fp32 accumulators
                     V'^T [16, 64]: 16 tokens each, computed from all of S^T
     warps 4 to 7    producers: one thread by TMA, else all threads by cp.async
+    warps 6 and 7   where that is TMA, with decays and backward: dO times e^g, in place
 
 The iterations depend on one another, so the kernel is bound by their latency. Accumulators packed to bf16
 have the layout of operand A, so the warps exchange them as fragments in shared memory, twice an iteration:
@@ -40,8 +41,13 @@ template <int WIDTH> struct DeltaStage<true, WIDTH> : DeltaStage<false, WIDTH> {
 };
 // The same with decays: e^g and e^(g_C - g), padded so that the stages' tiles are aligned to 1024 bytes
 template <bool BACKWARD, int WIDTH> struct DeltaDecayStage : DeltaStage<BACKWARD, WIDTH> {
-    enum { FACTORS = DELTA_FACTORS - DELTA_SINCE, PADDED = 256 };
-    float factors[PADDED];
+    enum {
+        FACTORS = DELTA_FACTORS - DELTA_SINCE,
+        COPIED = sizeof(DeltaStage<BACKWARD, WIDTH>) + FACTORS * 4
+    };
+    float factors[FACTORS];
+    uint64_t scaled; // mbarrier of the warps that scale dO
+    char padding[1024 - FACTORS * 4 - 8];
 };
 // WIDTH: blocks of 16 columns
 template <bool BACKWARD, int WIDTH_, int STAGES_, bool DECAY> struct DeltaStates {
@@ -172,7 +178,8 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
     int h;
     const int32_t* doc_start; // with DOCS, of sequences of T tokens
     int T;
-    int slices; // of 128 columns of the head's values, with DECAY
+    int slices;            // of 128 columns of the head's values, with DECAY
+    enum { SCALING = 64 }; // threads
 
     __device__ int chunk(int step) const { return BACKWARD ? chunks - 1 - step : step; }
     __device__ int64_t tile(int step) const { return head * chunks + chunk(step); }
@@ -193,7 +200,7 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
             int row = (int)tile(step) * DELTA_CHUNK, t = chunk(step) * DELTA_CHUNK;
             int value_row = (int)value_tile(step) * DELTA_CHUNK;
             if constexpr (DECAY) {
-                panel_expect(full, sizeof stage - sizeof stage.factors + F::Stage::FACTORS * sizeof(float));
+                panel_expect(full, F::Stage::COPIED);
                 panel_copy_numbers<F::Stage::FACTORS>(
                     stage.factors, tensors.factors + tile(step) * DELTA_FACTORS + DELTA_SINCE, full);
             } else {
@@ -221,9 +228,31 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
         }
         panel_commit();
     }
+    // Multiplies dO by e^g, in place, before the chain needs it: there it would be in the critical path of each
+    // of the consumer warps, which all need all of it.
+    __device__ void scale_queries() const {
+#if SM90_CODE
+        for (int step = 0; step < chunks; step++) {
+            auto& stage = shared.stage[step % F::STAGES];
+            wait(step);
+#pragma unroll
+            for (int n = 0; n < F::WIDTH * DELTA_CHUNK * DELTA_COLUMNS / 8 / SCALING; n++) {
+                const int i = n * SCALING + (int)threadIdx.x - (F::COPYING - SCALING); // two chunks a token
+                const float since = stage.factors[i / 2 % DELTA_CHUNK];
+                uint4 *at = (uint4*)stage.dout + i, x = *at;
+                *at = make_uint4(scale_bf16x2(x.x, since, since), scale_bf16x2(x.y, since, since),
+                                 scale_bf16x2(x.z, since, since), scale_bf16x2(x.w, since, since));
+            }
+            sm90_fence_async_proxy(); // TMA overwrites these stores
+            sm90_arrive_warp(&stage.scaled);
+        }
+#endif
+    }
     // The producer warps. With cp.async they pass the same barriers as `compute`.
     __device__ void produce() const {
 #if SM90_CODE
+        if constexpr (DECAY && BACKWARD)
+            if (threadIdx.x >= F::COPYING - SCALING) return scale_queries();
         for (int step = 0; step < chunks && threadIdx.x == 0; step++) {
             sm90_wait(&shared.empty[step % F::STAGES], (uint32_t)(step / F::STAGES % 2 ^ 1));
             copy(step);
@@ -284,8 +313,11 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
     // dS^T += dO^T Q; DOCS: over the tokens before `end`
     __device__ void add_queries(float (&acc)[F::WIDTH][4][4], int step, int warp, int end) const {
         if constexpr (BACKWARD) {
-            const auto& stage = shared.stage[step % F::STAGES];
+            auto& stage = shared.stage[step % F::STAGES];
             Panels<DELTA_CHUNK, true> tile(stage.q);
+#if SM90_CODE
+            if constexpr (DECAY) sm90_wait(&stage.scaled, (uint32_t)(step / F::STAGES % 2));
+#endif
 #pragma unroll
             for (int k = 0; k < DELTA_CHUNK; k += 16) {
                 uint32_t q[2][4], f[4];
@@ -293,7 +325,7 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
                 for (int m = 0; m < F::WIDTH; m++) {
                     delta_rule_load_slice(f, stage.dout[m], k);
                     for (int r = 0; DOCS && r < 4; r++) f[r] = delta_rule_keep(f[r], k + r / 2 * 8, 0, end);
-                    for (int r = 0; DECAY && r < 4; r++) {
+                    for (int r = 0; DECAY && !SM90_CODE && r < 4; r++) {
                         float2 since = factors(step, k + r / 2 * 8);
                         f[r] = scale_bf16x2(f[r], since.x, since.y);
                     }
@@ -374,6 +406,11 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
         if (state) delta_rule_move_state<true>(acc, state, V, warp);
     }
     __device__ void run() const {
+#if SM90_CODE
+        if constexpr (DECAY && BACKWARD)
+            for (int i = 0; i < F::STAGES && threadIdx.x == 0; i++)
+                sm90_barrier_init(&shared.stage[i].scaled, 0, SCALING / 32);
+#endif
         panel_init(shared.full);
         panel_init(shared.empty, 4);
         int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) - F::COPYING / 32;
