@@ -40,6 +40,7 @@ static const Kind KINDS[] = {
     {"delta rule, decay 0.99, keys alike", 256, 0.01, 1, 3, true},
     {"delta rule, decays of all sizes", 256, 0.1, 4, 0, true},
     {"delta rule, decays, 128 values", 128, 0.1, 2, 1, true},
+    {"delta rule, decays, 384 values", 384, 0.1, 2, 1, true},
 };
 
 enum { PAD = 24 }; // columns of a row beside the tensor's own
