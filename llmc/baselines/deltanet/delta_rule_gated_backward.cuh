@@ -30,7 +30,7 @@ struct DeltaGatedBackward {
                 bf16 q[DELTA_ROWS];
                 bf16 gradients[DELTA_ROWS]; // dO, then dV'^T; also dQ and dV of each warp
             };
-            bf16 odd_states_t[DELTA_STATE]; // dS1^T of odd slices, S0^T of the other even ones
+            bf16 odd_states_t[DELTA_STATE]; // dS1^T of odd slices, S0^T of even ones but 0
         };
         bf16 states_t[DELTA_STATE]; // S0^T, then dS1^T of even slices, S0^T of odd ones
         bf16 values_t[DELTA_ROWS];

@@ -9,7 +9,7 @@ With decays S0 and dS1 enter S1 and dS0 times e^(g_C); V' enters S1, and K dS1 d
 enters dS0 times e^g: factors of delta_rule_prepare.cuh, which are 0 where documents end the chain.
 
 dS and dV' are without the factor `scale`. Columns of V are independent: a thread block has 16 or 32 of one
-head, in blocks of 16, all transposed.
+head, in blocks of 16, all transposed. Warps, numbered from the consumers on:
 
     warps 0 to 3    S^T [16, 128]: 32 of the 128 rows of S each, in fp32 accumulators
                     V'^T [16, 64]: 16 tokens each, computed from all of S^T
