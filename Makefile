@@ -197,6 +197,8 @@ test-all: ## the same with PyTorch, all builds and long campaigns: what .ci/run 
 # fuzz and dev/identical.sh.
 LINKED_TESTS  := test_cache test_documents test_engine test_fixtures test_layers test_maps test_model
 TRAINER_TESTS := test_cpu $(LINKED_TESTS)
+CHECKPOINT_TESTS := test_checkpoint test_checkpoint_init test_checkpoint_load test_hf_folder
+MODEL_TESTS   := $(basename $(notdir $(wildcard dev/test/model/test_*.c)))
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 # by their seconds of CPU in make test-all, then in make test
 LONGEST_TESTS := $(addprefix dev/test/,eval/test_harness.sh trainer/test_ranks.sh scripts/test_smoke.sh hf/test_transformers.sh \
@@ -216,16 +218,16 @@ vpath %.c dev/test/llmc dev/test/model dev/test/cpu dev/test/tokens dev/test/tra
 build/test:
 	mkdir -p $@
 
-# The tests that include train_fox.c are links to one program
+# Tests that are links to one program (dev/test/trainer/named_tests.h): $1 its name, $2 the tests, $3 the end of all names
 define LINKS
-$(LINKED_TESTS:%=build/test/%_$1): build/test/trainer_tests_$1
+$(2:%=build/test/%$3): build/test/$1$3
 	$$(Q)ln -f $$< $$@
-$(LINKED_TESTS:%=run/build/test/%_$1): build/test/trainer_tests_$1
+$(2:%=run/build/test/%$3): build/test/$1$3
+build/test/$1$3: $(foreach test,$2,$(wildcard dev/test/*/$(test).c))
 endef
-$(foreach build,float double sanitized,$(eval $(call LINKS,$(build))))
-
-build/test/trainer_tests_float build/test/trainer_tests_double build/test/trainer_tests_sanitized: \
-    $(foreach t,$(LINKED_TESTS),$(wildcard dev/test/*/$t.c))
+$(foreach end,_float _double _sanitized,$(eval $(call LINKS,trainer_tests,$(LINKED_TESTS),$(end))))
+$(foreach end,- _sanitized,$(eval $(call LINKS,checkpoint_tests,$(CHECKPOINT_TESTS),$(end:-=))))
+$(foreach end,- _sanitized,$(eval $(call LINKS,model_tests,$(MODEL_TESTS),$(end:-=))))
 
 build/test/%_float: %.c $(TEST_HEADERS)
 	$(SAY)

@@ -284,7 +284,7 @@ static void test_checkpoint_of_another_type(void) {
     CHECK_FAILS("step_00000003/model.safetensors: cannot open", loads(folder_of(3)));
 }
 
-int main(void) {
+static int test_checkpoint_init(void) {
     static void (*const tests[])(void) = {
         test_types,         test_shards,     test_ranks,      test_config,
         test_wrong_tensors, test_not_finite, test_bad_shards, test_checkpoint_of_another_type};

@@ -311,7 +311,7 @@ static void test_auto_map(void) {
     }
 }
 
-int main(void) {
+static int test_hf_folder(void) {
     static void (*const tests[])(void) = {test_files, test_names, test_find,     test_as_in_training,
                                           test_bad,   test_bytes, test_auto_map, test_recurrent};
     return run_checkpoint_tests(tests, sizeof tests / sizeof *tests, "hf_folder");

@@ -7,6 +7,7 @@ older checkpoint.
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include "../../../llmc/model/fp8.h"
+#include "../scratch.h"
 #include "../checkpoint_fixture.h"
 
 // fsync of the C library, but that the flush of a folder fails after so many; -1: none fails
@@ -227,8 +228,6 @@ static void test_keep(void) {
     CHECK_LISTED("80");
     CHECK(loads(in_out("elsewhere")), "%s", err.msg);
 }
-
-static bool exists(const char* path) { return access(path, F_OK) == 0; }
 
 // What is not a checkpoint's is never removed with it, nor replaced.
 static void test_more_than_a_checkpoint(void) {
@@ -541,7 +540,7 @@ static void test_scales(void) {
     CHECK(history[0] == 0 && history[1] == 0x3f80 && history[2] == 0x7f7f, "the scales that were saved");
 }
 
-int main(void) {
+static int test_checkpoint(void) {
     static void (*const tests[])(void) = {test_round_trips,
                                           test_shards_write,
                                           test_shards_read,

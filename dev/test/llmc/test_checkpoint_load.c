@@ -399,7 +399,7 @@ static void test_first_bad(void) {
     free(f32);
 }
 
-int main(void) {
+static int test_checkpoint_load(void) {
     static void (*const tests[])(void) = {test_cut_short,        test_untouched,     test_bad_trainer,
                                           test_newest_damaged,   test_not_recorded,  test_flipped_bits,
                                           test_blocks,           test_bad_checksums, test_verify_init,

@@ -517,7 +517,7 @@ static void check_files(void) {
     CHECK(!config_write(&c, "build/test/nowhere/config.json", &err), "written into a missing folder");
 }
 
-int main(void) {
+static int test_config(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("config"));
     path_join(config_path, folder, "config.json");
     check_counts();

@@ -105,9 +105,9 @@ static void check_refusals(void) {
 
 // The history in a record; false: it has none.
 static bool parse(uint16_t* history, int64_t count, const char* text) {
-    Error err;
+    Error error;
     Json record;
-    if (!json_parse(&record, "a record", text, strlen(text), &err)) die("%s", err.msg);
+    if (!json_parse(&record, "a record", text, strlen(text), &error)) die("%s", error.msg);
     const bool found = fp8_history_read(history, count, &record);
     json_free(&record);
     return found;
@@ -131,7 +131,7 @@ static void check_record(void) {
     free(text);
 }
 
-int main(void) {
+static int test_fp8(void) {
     check_formats();
     check_model_shapes();
     check_refusals();

@@ -94,7 +94,7 @@ static void check_initial_values(void) {
     }
 }
 
-int main(void) {
+static int test_initial_values(void) {
     check_initial_values();
     return test_report();
 }

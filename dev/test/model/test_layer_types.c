@@ -11,7 +11,7 @@ static Error err;
 static char folder[PATH_LENGTH], config_path[PATH_LENGTH];
 
 // Are their texts in config.json the same?
-static bool same_config(const Config* a, const Config* b) {
+static bool same_text(const Config* a, const Config* b) {
     JsonWriter w = json_writer(0), other = json_writer(0);
     config_put_all(a, &w), config_put_all(b, &other);
     const bool same = strcmp(w.text, other.text) == 0;
@@ -77,8 +77,7 @@ static void check_layer_types(void) {
               "%s", err.msg);
         CHECK(config_write(&c, config_path, &err) && config_read(&back, folder, &err), "%s", err.msg);
         layer_types_text(text, sizeof text, &back.layer_types);
-        CHECK(strcmp(text, cases[i].read) == 0 && same_config(&c, &back), "%s became %s", cases[i].given,
-              text);
+        CHECK(strcmp(text, cases[i].read) == 0 && same_text(&c, &back), "%s became %s", cases[i].given, text);
         CHECK(config_is_stack(&back) == (*cases[i].read != '\0'), "%s", cases[i].given);
         check_table(&back, cases[i].given);
     }
@@ -132,7 +131,7 @@ static void check_lower_bounds(void) {
     CHECK(config_set(&c, "--set", "hgrn2_use_lower_bound", "true", &err) && config_check(&c, "x", &err) &&
               config_write(&c, config_path, &err) && config_read(&back, folder, &err),
           "%s", err.msg);
-    CHECK(back.use_lower_bound && same_config(&c, &back), "hgrn2_use_lower_bound is lost");
+    CHECK(back.use_lower_bound && same_text(&c, &back), "hgrn2_use_lower_bound is lost");
     ParamTable t = params_build(&back);
     const Param* p = params_find(&t, P_HGRN2_LOWER_BOUNDS, 0);
     CHECK(p && p->layer == -1 && p->trainable && !p->decays && p->shape[0] == 3 && p->shape[1] == 128,
@@ -145,7 +144,7 @@ static void check_lower_bounds(void) {
 }
 
 // The presets of stacks: their layers, and with --set others.
-static void check_presets(void) {
+static void check_stack_presets(void) {
     static const struct {
         const char *name, *layers;
         int64_t windows[2]; // of the first and the last layer
@@ -177,11 +176,11 @@ static void check_presets(void) {
     }
 }
 
-int main(void) {
+static int test_layer_types(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
     path_join(config_path, folder, "config.json");
     check_layer_types();
     check_lower_bounds();
-    check_presets();
+    check_stack_presets();
     return test_report();
 }

@@ -18,7 +18,7 @@ static void check_llama(const char* members, const char* says, Config* c) {
     CHECK(ok || (strstr(err.msg, says) && strstr(err.msg, "config.json")), "unclear: %s", err.msg);
 }
 
-int main(void) {
+static int test_llama_config(void) {
     Config c;
     check_llama(", \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-5, "
                 "\"rope_theta\": 20000.0, \"head_dim\": 2",

@@ -11,7 +11,7 @@ buckets (llmc/model/shard.h).
 // the table
 
 // Tensors are consecutive and aligned, names are unique, and the rows of the fused projection are contiguous.
-static void check_table(const Config* c, const char* name) {
+static void check_consecutive(const Config* c, const char* name) {
     ParamTable t = params_build(c);
     int64_t end = 0, parameters = 0;
     for (int r = 0; r < t.num_rows; r++) {
@@ -56,7 +56,7 @@ static void check_table(const Config* c, const char* name) {
 
 static void check_params(void) {
     Config c = preset("fox-pro-nano");
-    check_table(&c, "fox-pro");
+    check_consecutive(&c, "fox-pro");
     CHECK(has_param(&c, "model.layers.3.attn.k_proj.linear.weight") &&
               has_param(&c, "model.layers.3.attn.k_proj.shift_proj.weight") &&
               has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
@@ -65,7 +65,7 @@ static void check_params(void) {
           "names of fox-pro");
     c.qk_norm_share = true;
     c.fgate_type = GATE_FIXED;
-    check_table(&c, "fox-pro, fixed gate");
+    check_consecutive(&c, "fox-pro, fixed gate");
     CHECK(has_param(&c, "model.layers.0.attn.fgate_bias") &&
               !has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
               !has_param(&c, "model.layers.0.attn.fgate_proj.weight"),
@@ -74,25 +74,25 @@ static void check_params(void) {
     CHECK(params_find(&t, P_Q_NORM, 2)->count == config_head_size(&c), "a shared QK norm has dh elements");
     params_free(&t);
     c = preset("transformer-llama-nano");
-    check_table(&c, "transformer-llama");
+    check_consecutive(&c, "transformer-llama");
     CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight"), "names of transformer-llama");
     CHECK(!has_param(&c, "model.layers.0.attn.fgate_bias"), "transformer-llama has a gate");
     c = preset("deltanet-nano");
-    check_table(&c, "deltanet");
+    check_consecutive(&c, "deltanet");
     CHECK(has_param(&c, "model.layers.3.attn.v_conv1d.weight") &&
               has_param(&c, "model.layers.0.attn.b_proj.weight") &&
               !has_param(&c, "model.layers.0.attn.fgate_bias"),
           "names of deltanet");
     c = preset("hgrn2-nano");
-    check_table(&c, "hgrn2");
+    check_consecutive(&c, "hgrn2");
     c.use_lower_bound = true;
-    check_table(&c, "hgrn2 with lower bounds");
+    check_consecutive(&c, "hgrn2 with lower bounds");
     CHECK(has_param(&c, "model.lower_bounds") && has_param(&c, "model.layers.3.attn.i_proj.weight") &&
               has_param(&c, "model.layers.0.attn.g_norm.weight") &&
               !has_param(&c, "model.layers.0.attn.q_conv1d.weight"),
           "names of hgrn2");
     c = preset("mamba2-nano");
-    check_table(&c, "mamba2");
+    check_consecutive(&c, "mamba2");
     CHECK(has_param(&c, "backbone.layers.7.mixer.conv1d.bias") && has_param(&c, "backbone.norm_f.weight") &&
               has_param(&c, "backbone.layers.0.norm.weight") &&
               !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
@@ -104,7 +104,7 @@ static void check_params(void) {
     CHECK(fabs(log1p(exp(initial_dt_bias(&c, 0, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
 
     c = preset("gated-deltanet-nano");
-    check_table(&c, "gated-deltanet");
+    check_consecutive(&c, "gated-deltanet");
     CHECK(has_param(&c, "model.layers.2.attn.g_proj.weight") && has_param(&c, "model.layers.0.attn.A_log") &&
               has_param(&c, "model.layers.0.mlp.up_proj.weight"),
           "names of gated-deltanet");
@@ -210,7 +210,7 @@ static void check_buckets(const ParamTable* t, const ParamTable* alone) {
     }
 }
 
-int main(void) {
+static int test_parts(void) {
     check_params();
     check_tied();
     const char* const models[] = {"fox-pro-nano", "transformer-llama-nano"};

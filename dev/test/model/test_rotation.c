@@ -12,7 +12,7 @@ static Error err;
 static char folder[PATH_LENGTH], path[PATH_LENGTH];
 
 // A Transformer with heads of 16 channels and a rope_base of 500,000
-static Config base_config(void) {
+static Config rope_config(void) {
     Config c;
     Recipe recipe;
     if (!config_preset(&c, &recipe, "transformer-llama-nano", &err)) die("%s", err.msg);
@@ -49,7 +49,7 @@ static const struct {
 
 static void check_tables(void) {
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
-        Config c = base_config();
+        Config c = rope_config();
         CHECK(scale(&c, tables[i].scaling), "%s", err.msg);
         const Rotation r = config_rotation(&c);
         CHECK(fabs(r.gain - tables[i].gain) < 1e-12, "%s: gain %.15g", tables[i].scaling, r.gain);
@@ -60,7 +60,7 @@ static void check_tables(void) {
                   tables[i].scaling, pair, got, want);
         }
     }
-    Config c = base_config();
+    Config c = rope_config();
     c.use_rope = false;
     CHECK(config_rope_gain(&c) == 0, "a gain without RoPE");
 }
@@ -85,19 +85,19 @@ static void check_words(void) {
         {"yarn:4:1.5", "the length"},
     };
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        Config c = base_config();
+        Config c = rope_config();
         const bool ok = scale(&c, words[i][0]);
         CHECK(ok == !words[i][1], "%s: %s", words[i][0], ok ? "is accepted" : err.msg);
         CHECK(ok || (strstr(err.msg, words[i][1]) && strstr(err.msg, "rope_scaling")), "unclear: %s",
               err.msg);
     }
-    Config c = base_config();
+    Config c = rope_config();
     c.use_rope = false;
     CHECK(!scale(&c, "linear:4") && strstr(err.msg, "no RoPE"), "without RoPE: %s", err.msg);
-    c = base_config();
+    c = rope_config();
     c.num_heads = 32; // heads of 2 channels: the only pair turns at any base alike
     CHECK(!scale(&c, "ntk:4") && strstr(err.msg, "4 channels"), "ntk of one pair: %s", err.msg);
-    c = base_config();
+    c = rope_config();
     CHECK(scale(&c, "yarn:4:512") && scale(&c, "yarn:8") && c.rope_scaling.length == 512, "%s", err.msg);
     CHECK(scale(&c, "ntk:2") && c.rope_base > 1e6 && c.rope_scaling.type == ROPE_PLAIN, "%s", err.msg);
 }
@@ -118,7 +118,7 @@ static void read_members(Config* c, const char* members, const char* says) {
 }
 
 // The objects of config.json, of any version of transformers
-static void check_files(void) {
+static void check_rope_files(void) {
     Config c;
     read_members(&c, "\"rope_scaling\": null", NULL);
     CHECK(c.rope_scaling.type == ROPE_PLAIN, "null");
@@ -153,7 +153,7 @@ static void check_files(void) {
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) read_members(&c, bad[i][0], bad[i][1]);
     // what is written
-    Config yarn = base_config();
+    Config yarn = rope_config();
     Json j;
     CHECK(scale(&yarn, "yarn:4:512") && config_write(&yarn, path, &err), "%s", err.msg);
     if (!json_parse_file(&j, path, &err)) die("%s", err.msg);
@@ -166,17 +166,17 @@ static void check_files(void) {
     CHECK(json_int64(&j, json_get(&j, node, "original_max_position_embeddings"), &length) && length == 512,
           "length %lld", (long long)length);
     json_free(&j);
-    yarn = base_config();
+    yarn = rope_config();
     CHECK(config_write(&yarn, path, &err) && json_parse_file(&j, path, &err), "%s", err.msg);
     CHECK(json_get(&j, 0, "rope_parameters") < 0, "a plain model has rope_parameters");
     json_free(&j);
 }
 
-int main(void) {
+static int test_rotation(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("rotation"));
     path_join(path, folder, "config.json");
     check_tables();
     check_words();
-    check_files();
+    check_rope_files();
     return test_report();
 }

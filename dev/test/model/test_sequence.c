@@ -186,11 +186,11 @@ static void test_columns(void) {
 }
 
 static void check_refused(const char* says, const char* model, int64_t N, int ranks, int64_t T) {
-    Error err = {""};
+    Error error = {""};
     const Config c = preset(model);
-    const bool ok = sequence_check(&c, N, ranks, T, &err);
-    CHECK(ok == !says && (!says || strstr(err.msg, says)), "%s, %d of %d ranks: %s", model, (int)N, ranks,
-          err.msg);
+    const bool ok = sequence_check(&c, N, ranks, T, &error);
+    CHECK(ok == !says && (!says || strstr(error.msg, says)), "%s, %d of %d ranks: %s", model, (int)N, ranks,
+          error.msg);
 }
 
 static void test_refused(void) {
@@ -201,12 +201,13 @@ static void test_refused(void) {
     check_refused("--sequence-ranks 4: 6 ranks cannot be groups", "fox-pro-125m", 4, 6, 1024);
     check_refused("--sequence-ranks 2: 1 rank cannot be groups", "fox-pro-125m", 2, 1, 1024);
     check_refused("--sequence-ranks 2: this model has no attention", "mamba2-125m", 2, 2, 1024);
-    Error err;
+    Error error;
     Config grouped = preset("fox-pro-125m");
     grouped.num_kv_heads = 4;
-    CHECK(sequence_check(&grouped, 4, 4, 1024, &err), "4 ranks of 4 key heads: %s", err.msg);
-    CHECK(!sequence_check(&grouped, 6, 6, 1536, &err) && strstr(err.msg, "does not divide the 4 key heads"),
-          "6 ranks of 4 key heads: %s", err.msg);
+    CHECK(sequence_check(&grouped, 4, 4, 1024, &error), "4 ranks of 4 key heads: %s", error.msg);
+    CHECK(!sequence_check(&grouped, 6, 6, 1536, &error) &&
+              strstr(error.msg, "does not divide the 4 key heads"),
+          "6 ranks of 4 key heads: %s", error.msg);
 }
 
 // --eval of documents: whatever is not refused has contexts whose sequences N ranks share evenly.
@@ -215,15 +216,15 @@ static void test_contexts(void) {
     for (int i = 0; i < (int)(sizeof lengths / sizeof lengths[0]); i++)
         for (int N = 1; N <= SEQUENCE_MAX_RANKS; N++)
             for (int masked = 0; masked < 2; masked++) {
-                Error err = {""};
+                Error error = {""};
                 DocumentLosses d = documents_new(1, lengths[i], masked);
                 const SequenceGroup g = {0, N};
-                const bool ok = documents_check(lengths[i], masked, N, &err);
+                const bool ok = documents_check(lengths[i], masked, N, &error);
                 for (int k = 0; ok && k < d.contexts - 1; k++) // asserts
                     CHECK(sequence_tokens(&g, d.context[k] + DOCUMENTS_LAST) > 0, "context %d", k);
                 const bool refused = d.contexts > 1 && 3072 % N != 0; // all others are multiples of it
-                CHECK(ok == !refused, "T %d, %d ranks: %s", (int)lengths[i], N, err.msg);
-                CHECK(ok || strstr(err.msg, "measures sequences of 3072 tokens"), "%s", err.msg);
+                CHECK(ok == !refused, "T %d, %d ranks: %s", (int)lengths[i], N, error.msg);
+                CHECK(ok || strstr(error.msg, "measures sequences of 3072 tokens"), "%s", error.msg);
                 documents_free(&d);
             }
 }
@@ -253,7 +254,7 @@ static void test_data(void) {
             }
 }
 
-int main(void) {
+static int test_sequence(void) {
     check_shares(1 << 20, 12, 2);
     check_shares(1 << 20, 24, 8);
     check_shares(96, 12, 12);

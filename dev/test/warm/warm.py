@@ -1,5 +1,5 @@
 """
-Runs scripts for dev/test/warm/warm.sh, each in a process forked from this one, which has imported what they share:
+Runs scripts for warm.sh, each in a process forked from this one, which has imported what they share:
 
     warm.py MODULE...
 

@@ -1,6 +1,6 @@
-# Python scripts without Python's start, for tests that start a hundred: each runs in a fork of one process, dev/test/warm/warm.py,
-# with the caller's standard output and error, a file or a pipe each, and ends with its own exit code. It has the environment
-# of warm_python and no input, and one script runs at a time. Source it after check.sh.
+# Python scripts without Python's start, for tests that start a hundred: each runs in a fork of one process, warm.py beside this
+# file, with the caller's standard output and error, a file or a pipe each, and ends with its own exit code. It has the
+# environment of warm_python and no input, and one script runs at a time. Source it after check.sh.
 #
 #     warm_python PYTHON MODULE...   starts the process, which imports the modules: those that most of the scripts use, as a
 #                                    process that has more takes longer to fork and to end. It replaces the one before
