@@ -237,6 +237,9 @@ build/test/%_double: %.c $(TEST_HEADERS)
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
+# 1.6 million draws
+build/test/test_sampler_sanitized: SANITIZE += -O2
+
 build/test/%_sanitized: %.c $(TEST_HEADERS)
 	$(SAY)
 	$(Q)$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
