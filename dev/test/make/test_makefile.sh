@@ -22,10 +22,13 @@ targets "80 86 89 90 100 103 120" "sm_80 sm_86 sm_89 sm_90a sm_100 sm_103 sm_120
 # script PATH: makes a program of standard input
 script() { { echo '#!/bin/sh' && cat; } >"$1" && chmod +x "$1"; }
 
-# An edit of a test that trainer_tests.c includes builds it again
-check "make -pq" sh -c 'make -pq build/test/trainer_tests_float || [ $? = 1 ]'
-grep '^build/test/trainer_tests_float:' "$scratch/stdout" | tr ' ' '\n' >"$scratch/needed"
-for name in $(sed -n 's/^#include ".*\(test_.*\.c\)"/\1/p' dev/test/trainer/trainer_tests.c); do said "/$name" needed; done
+# An edit of a test that is part of a program of several builds it again
+for source in trainer/trainer llmc/checkpoint model/model; do
+    program=build/test/${source#*/}_tests_sanitized
+    check "make -pq" sh -c 'make -pq '$program' || [ $? = 1 ]'
+    grep "^$program:" "$scratch/stdout" | tr ' ' '\n' >"$scratch/needed"
+    for name in $(sed -n 's/^#include ".*\(test_.*\.c\)"/\1/p' dev/test/${source}_tests.c); do said "/$name" needed; done
+done
 
 # The GPUs that nvidia-smi lists. One that fails says so on standard output.
 mkdir "$scratch/bin"
