@@ -165,7 +165,8 @@ static Pruning head_pruning(const Layer* layer, const AttentionHeads* heads, con
             .log_tolerance = layer->config->log_pruning_tolerance,
             .rope_gain = config_rope_gain(layer->config),
             .acp = layer->config->pruning_rule == PRUNING_ACP,
-            .scratch = layer->scratch};
+            .scratch = layer->scratch,
+            .part = heads->part};
 }
 
 // o = attention(qkv(proj)) of some heads over whole sequences
@@ -274,14 +275,14 @@ static const Mixer attention_mixer = {
 };
 
 // The same where ranks share sequences, with their exchange before and behind the heads (llmc/sequence)
-static const AttentionFunctions attention_functions = {head_activations, heads_init, heads_forward,
-                                                       heads_backward};
+static const AttentionFunctions attention_functions = {head_activations, attention_mixer_scratch_bytes,
+                                                       heads_init, heads_forward, heads_backward};
 static const Mixer sequence_attention_mixer = {
     .eager = true,
     .sums_on_main = true,
     .check = attention_mixer_check,
     .activations = sequence_activations,
-    .scratch_bytes = attention_mixer_scratch_bytes,
+    .scratch_bytes = sequence_scratch_bytes,
     .init = sequence_init,
     .begin_step = assignment_begin_step,
     .weights_in_fp8 = sequence_weights_in_fp8,

@@ -103,6 +103,7 @@ typedef struct {
     bool acp;                        // use the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
+    HeadPart part; // whose queries' blocks are counted, among all keys before them; no window unless it is 0
 } Pruning;
 
 #define PRUNING_BAND INT64_MAX // subtracted from a band head's work: negative, and still sorted by work
@@ -368,7 +369,7 @@ __device__ static inline void pruning_write(const Pruning& p, const HeadShape& s
         p.bounds.first_key_block[first_block + i] = first_key;
         p.bounds.last_query_block[first_block + i] =
             search_first(i, sight.last_query_block(i), [&](int m) { return pruned(m + 1, i); });
-        work += i - first_key + 1;
+        if (i >= p.part.halo) work += i - first_key + 1;
         if (DOCS) seen += i - first_seen + 1;
     }
     work = block_sum(work);
@@ -383,6 +384,8 @@ __device__ static inline void pruning_write(const Pruning& p, const HeadShape& s
         unsigned long long all =
             (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
         if (DOCS) all = (unsigned long long)seen;
+        all += (unsigned long long)((blocks - p.part.halo) * p.part.before -
+                                    p.part.halo * (p.part.halo + 1) / 2);
         atomicAdd(&p.count->all, all * times);
         atomicAdd(&p.count->kept, (unsigned long long)work * times);
     }

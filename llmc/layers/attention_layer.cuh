@@ -87,6 +87,7 @@ typedef struct {
     const float* gate_bias;   // [NH]; NULL: no gate
     float* gate_dbias;        // its gradient
     unsigned long long* kept; // [NH] as Pruning's head_kept
+    HeadPart part;            // as Pruning's
     Fp8Tensor dqkv8;          // as qkv_backward's
     SideStream* gate_stream;  // the gate's gradient beside that of q, k, v; NULL: the main stream
 } AttentionHeads;
@@ -106,6 +107,7 @@ static inline AttentionHeads attention_heads(const Layer* layer) {
 // The trainer's functions of the heads' part (train_fox.cu). Its activations come first in the mixer's table.
 typedef struct {
     void (*activations)(Activations*, const Config*, const HeadShape*, Recompute);
+    size_t (*scratch_bytes)(const Layer*);        // of all heads over the layer's tokens
     void (*init)(const Layer*, const HeadShape*); // once after their allocation
     // o [B,T,NH,dh] from proj, the heads' rows of the fused projection
     void (*forward)(const Layer*, const AttentionHeads*, bf16* o, const bf16* proj);

@@ -25,6 +25,12 @@ typedef struct {
     int64_t KVH;              // heads of keys and values; 0: NH
 } HeadShape;
 
+// Where a shape's tokens are a part of a longer sequence, in blocks of attention: blocks that begin the shape
+// and are the end of what is before the part, and blocks before these. All 0: a whole sequence.
+typedef struct {
+    int64_t halo, before;
+} HeadPart;
+
 static inline int64_t key_heads(const HeadShape* s) { return s->KVH ? s->KVH : s->NH; }
 
 // Heads of queries that read one head of keys and values.

@@ -49,9 +49,19 @@ typedef struct {
     const Exchange* all;     // of all ranks: its clock counts the main stream's waits; NULL: no clock
 } SequenceExchange;
 
+// What halo.cuh keeps
+typedef struct {
+    int64_t always; // tokens of a halo that every layer has, whatever its gates; 0: gates decide. For tests
+    bool none;      // no pass has a halo; known once memory is allocated
+    bool* taken;    // [layers] whether the last forward pass had a halo; on the host
+    int32_t *suffices, *answers; // on the device this rank's answer; [ranks] on the host those of all
+    cudaEvent_t answered;
+} SequenceHalos;
+
 typedef struct {
     RankHeads heads;
     SequenceExchange exchange;
+    SequenceHalos halos;
     const AttentionFunctions* attention;
 } SequenceMixer;
 
@@ -134,6 +144,10 @@ static inline void sequence_close(SequenceMixer* s) {
     SequenceExchange* e = &s->exchange;
     if (!e->out) return;
     if (e->world) peers_close(&e->peers, e->world);
+    if (s->halos.answered) CUDA_CHECK(cudaEventDestroy(s->halos.answered));
+    if (s->halos.answers) device_host_free(s->halos.answers);
+    device_free(s->halos.suffices);
+    free(s->halos.taken);
     void* const buffers[] = {h->norms[0], h->norms[1],   h->dnorms[0], h->dnorms[1], h->bias,
                              h->dbias,    h->assignment, h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);

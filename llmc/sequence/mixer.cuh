@@ -9,6 +9,11 @@ attention does, in three parts with the exchange (sequence.cuh) between them:
     forward     in_proj -> exchange -> heads -> exchange -> output norm, gate, o_proj
     backward    the same from right to left, with the gradients of o and proj
 
+or, in a layer whose gates forget quickly (halo.cuh), as one rank does it alone, all heads of the rank's tokens
+behind a halo of the rank before:
+
+    forward     in_proj -> halo -> heads -> output norm, gate, o_proj
+
 Weights of the tokens' parts are rank-major copies, weights of the heads' part copies of the rank's heads
 (order.cuh). Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms' gradients
 are on the main stream, where order_gradients reads them.
@@ -18,21 +23,23 @@ Called through the Mixer that the trainer builds from these functions. An error 
 #pragma once
 
 #include "../attention/attention.cuh"
-#include "sequence.cuh"
+#include "halo.cuh"
 
 // clang-format off
-// type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns
+// type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns; HT: BT
+// behind the tokens of a halo, if any (halo.cuh), in what a rank has of all heads
 #define SEQUENCE_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
+    X(bf16, proj, UP_TO_QKV, HT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
     X(bf16, head_proj, UP_TO_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
-    X(bf16, o, UP_TO_QKV, BT * d)                    /* [L,B,T/N,d] output of attention */ \
-    X(bf16, head_o, SHARED, BT * d)                 /* [B,T,d/N] the same, then its gradient */ \
-    X(float, o_rstd, UP_TO_QKV, BT * NH)             /* [L,B,T/N,NH] */ \
-    X(bf16, y, UP_TO_NONE, gates_output * BT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
-    X(float, delta, SHARED, backward * BT * NH)     /* [B,NH,T/N] as in AttentionBackward */ \
+    X(bf16, o, UP_TO_QKV, HT * d)                    /* [L,B,T/N,d] output of attention */ \
+    X(bf16, head_o, SHARED, HT * d)       /* [B,T,d/N] the same, then its gradient; with a halo of all heads */ \
+    X(float, o_rstd, UP_TO_QKV, HT * NH)             /* [L,B,T/N,NH] */ \
+    X(bf16, y, UP_TO_NONE, gates_output * HT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
+    X(float, delta, SHARED, backward * HT * NH)     /* [B,NH,T/N] as in AttentionBackward */ \
     X(float, head_delta, SHARED, backward * BT * NH)            /* [B,NH/N,T] */ \
-    X(bf16, dproj, SHARED, backward * BT * S)                   /* [B,T/N,S] */ \
-    X(bf16, head_dproj, SHARED, backward * ranks * BT * HS)     /* [B,T,HS] */
+    X(bf16, dproj, SHARED, backward * HT * S)                   /* [B,T/N,S] */ \
+    X(bf16, head_dproj, SHARED, backward * ranks * BT * HS)     /* [B,T,HS] */ \
+    X(bf16, dproj_halo, SHARED, backward * halo * S) /* [halo,S] of the own last tokens, from the rank behind */
 // clang-format on
 
 typedef struct {
@@ -80,25 +87,54 @@ static inline void sequence_activations(Activations* rows, const Layer* layer, R
     const int64_t ranks = rank_heads(layer)->group.size, HS = heads.row_stride;
     const int64_t gates_output = config->use_output_norm || config->use_output_gate;
     const int64_t backward = recompute != FORWARD_ONLY;
+    const int64_t halo = layer_halo(layer), HT = halo + BT;
+    HeadShape span = tokens; // with the longest halo
+    Activations of_span = *rows;
+    span.T += halo;
     sequence_of(layer)->attention->activations(rows, config, &heads, recompute);
+    sequence_of(layer)->attention->activations(&of_span, config, &span, recompute);
+    for (int i = 0; i < rows->count && halo; i++)
+        rows->rows[i].bytes = max(rows->rows[i].bytes, of_span.rows[i].bytes);
     SEQUENCE_ACTS(KEPT_ROW)
+}
+
+static inline size_t sequence_scratch_bytes(const Layer* layer) {
+    Layer span = *layer;
+    span.T += layer_halo(layer);
+    return sequence_of(layer)->attention->scratch_bytes(&span);
 }
 
 #undef SEQUENCE_ACTS
 
-static inline SequenceActs sequence_acts(const Layer* layer) {
+static inline SequenceActs sequence_rows(const Layer* layer) {
     SequenceActs a;
     activations_last(layer->mixer, layer->number, &a, sizeof a);
     return a;
 }
 
+// The same from the rank's own tokens on, which are behind those of a halo; delta, of a head after the other,
+// from the halo on.
+static inline SequenceActs sequence_acts(const Layer* layer) {
+    SequenceActs a = sequence_rows(layer);
+    const HeadShape s = attention_shape_of(layer);
+    const int64_t halo = layer_halo(layer), d = s.NH * s.dh;
+    a.proj += halo * s.row_stride;
+    a.o += halo * d;
+    a.o_rstd += halo * s.NH;
+    if (a.y) a.y += halo * d;
+    if (a.dproj) a.dproj += halo * s.row_stride;
+    return a;
+}
+
 // Collective, called once after allocation.
 static inline void sequence_init(const Layer* layer) {
-    const SequenceActs a = sequence_acts(layer);
+    const SequenceActs a = sequence_rows(layer);
     const HeadShape heads = sequence_head_shape(layer);
     sequence_of(layer)->attention->init(layer, &heads);
     order_open(layer);
-    sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj});
+    halo_open(layer);
+    sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj, a.dproj_halo,
+                           layer_halo(layer) ? a.proj : NULL});
 }
 
 // The output norm and gate with rank-major weights; dproj and delta are NULL in the forward pass.
@@ -111,8 +147,61 @@ static inline OutputGate ordered_output_gate(const Layer* layer, const SequenceA
     return gate;
 }
 
+// ----------------------------------------------------------------------------
+// with a halo
+
+// The output norm and gate over the span; dproj and delta are NULL in the forward pass.
+static inline OutputGate halo_output_gate(const Layer* layer, const SequenceActs* a, bf16* dproj,
+                                          float* delta) {
+    const HeadShape s = attention_shape_of(layer);
+    return attention_output_gate(layer, halo_span(layer, a->o_rstd, s.NH),
+                                 halo_span(layer, a->proj, s.row_stride),
+                                 halo_span(layer, dproj, s.row_stride), delta);
+}
+
+static inline void halo_forward(const Layer* layer, const SequenceActs* a, bf16* out, const bf16* residual) {
+    const AttentionHeads heads = halo_heads(layer);
+    const int64_t d = layer->config->hidden_size, S = heads.shape.row_stride;
+    const OutputGate gate = halo_output_gate(layer, a, NULL, NULL);
+    const Linear o_proj = layer_linear(layer, P_O_PROJ);
+    bf16 *o = halo_span(layer, a->o, d), *y = halo_span(layer, a->y, d);
+
+    sequence_of(layer)->attention->forward(layer, &heads, o, halo_span(layer, a->proj, S));
+    halo_read(layer);
+    if (y) output_gate_forward(y, o, &gate, &heads.shape, layer->stream);
+    linear_forward(out, a->y ? a->y : a->o, residual, &o_proj, layer->matmul);
+}
+
+// As sequence_backward. The gradients of y, then of o, are in head_o.
+static inline DeferredWeight halo_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    const SequenceActs a = sequence_acts(layer);
+    const AttentionHeads heads = halo_heads(layer);
+    const int64_t d = layer->config->hidden_size, S = heads.shape.row_stride, before = halo_before(layer);
+    const OutputGate gate = halo_output_gate(layer, &a, a.dproj, a.delta);
+    const Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    bf16 *o = halo_span(layer, a.o, d), *y = halo_span(layer, a.y, d), *gradient = a.head_o;
+
+    CUDA_CHECK(cudaMemsetAsync(gradient, 0, (size_t)(before * d) * sizeof(bf16), layer->stream));
+    linear_backward_input(gradient + before * d, dout, &o_proj, layer->matmul);
+    if (y)
+        output_gate_backward(gradient, layer->recompute_outputs ? y : NULL, gradient, o, &gate,
+                             layer->partial[1], &heads.shape, layer->stream);
+    else
+        attention_delta(a.delta, gradient, o, &heads.shape, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
+    sequence_of(layer)->attention->backward(layer, &heads, halo_span(layer, a.dproj, S),
+                                            halo_span(layer, a.proj, S), gradient, o, a.delta);
+    halo_to_in_proj(layer, din, a.dproj, a.dproj_halo, &in_proj);
+    return {in_proj, a.dproj};
+}
+
+// ----------------------------------------------------------------------------
+// with heads exchanged
+
 static inline void sequence_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     const SequenceActs a = sequence_acts(layer);
+    const Linear unordered = layer_in_proj(layer);
+    if (halo_in_proj(layer, a.proj, in, &unordered)) return halo_forward(layer, &a, out, residual);
     const AttentionHeads heads = sequence_heads(layer);
     HeadShape tokens = attention_shape_of(layer);
     const OutputGate output_gate = ordered_output_gate(layer, &a, NULL, NULL);
@@ -143,6 +232,7 @@ static inline void order_add_o_proj(const Layer* layer, cudaStream_t stream) {
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static inline DeferredWeight sequence_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    if (halo_taken(layer)) return halo_backward(layer, din, dout);
     const SequenceActs a = sequence_acts(layer);
     const AttentionHeads heads = sequence_heads(layer);
     const HeadShape tokens = attention_shape_of(layer);

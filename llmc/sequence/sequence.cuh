@@ -73,24 +73,35 @@ static inline void sequence_begin(const Layer* layer) {
     peers_await_readers(&sequence_of(layer)->exchange.peers, sequence_out(layer));
 }
 
+// All that this rank sends is queued: the stream `in` waits for it and for what the others send.
+static inline void sequence_sent(const Layer* layer) {
+    SequenceExchange* e = &sequence_of(layer)->exchange;
+    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
+    peers_written(&e->peers, out);
+    CUDA_CHECK(cudaEventRecord(e->done, out));
+    CUDA_CHECK(cudaStreamWaitEvent(in, e->done, 0));
+    peers_await(&e->peers, in);
+}
+
+// The main stream waits for what is queued on the stream `in`.
+static inline void sequence_await(const Layer* layer, bool timed) {
+    SequenceExchange* e = &sequence_of(layer)->exchange;
+    CUDA_CHECK(cudaEventRecord(e->done, sequence_in(layer)));
+    if (e->all && timed)
+        exchange_wait(e->all, e->done, 0, layer->stream);
+    else
+        CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
+}
+
 // Ends an exchange, or one chunk of it: the main stream waits for it, and may then overwrite what was sent
 // and read what was received. When an exchange is awaited in chunks, only the first wait is timed: later
 // chunks arrive while the one before is in use, and the clock's two kernels would take as long as most of
 // these waits.
 static inline void sequence_end(const Layer* layer, bool first, RangePass pass) {
-    SequenceExchange* e = &sequence_of(layer)->exchange;
-    const cudaStream_t out = sequence_out(layer), in = sequence_in(layer);
-    Range range("exchange of sequences", pass, in);
-    peers_written(&e->peers, out);
-    CUDA_CHECK(cudaEventRecord(e->done, out));
-    CUDA_CHECK(cudaStreamWaitEvent(in, e->done, 0));
-    peers_await(&e->peers, in);
-    peers_read(&e->peers, in);
-    CUDA_CHECK(cudaEventRecord(e->done, in));
-    if (e->all && first)
-        exchange_wait(e->all, e->done, 0, layer->stream);
-    else
-        CUDA_CHECK(cudaStreamWaitEvent(layer->stream, e->done, 0));
+    Range range("exchange of sequences", pass, sequence_in(layer));
+    sequence_sent(layer);
+    peers_read(&sequence_of(layer)->exchange.peers, sequence_in(layer));
+    sequence_await(layer, first);
 }
 
 // ----------------------------------------------------------------------------

@@ -21,6 +21,10 @@ rows:
 q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is
 computed, or the one before is used.
 
+Where every head of a layer forgets, within a few hundred tokens, all that was before, a rank computes
+attention token by token, too: all heads over its own tokens, behind a halo of the last tokens of the rank
+before (halo.cuh).
+
 Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h). Nothing here
 fails, but by assertion.
 */
@@ -97,6 +101,27 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
                   next = i + 1 < chunks ? tokens * (i + 1) / chunks / align * align : tokens;
     const SequenceChunk chunk = {first, next - first};
     return chunk;
+}
+
+// ----------------------------------------------------------------------------
+// halos
+
+// A longer halo lets slower gates do with one, and costs attention over as many tokens more.
+enum { SEQUENCE_HALO_ALIGN = 128, SEQUENCE_HALO_MOST = 1024, SEQUENCE_HALO_LEAST_TOKENS = 8192 };
+
+// Tokens of a halo of `tokens` tokens of each of B sequences; 0: such a pass has none. Of one sequence alone,
+// as rows of a halo come before the rank's own.
+static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
+    const int64_t align = SEQUENCE_HALO_ALIGN, halo = tokens / 256 / align * align;
+    if (B > 1 || tokens % align != 0 || tokens < SEQUENCE_HALO_LEAST_TOKENS) return 0;
+    return halo < align ? align : halo < SEQUENCE_HALO_MOST ? halo : SEQUENCE_HALO_MOST;
+}
+
+// Whether layers of the model may have halos: their gates forget, the length of q and k is bounded by weights,
+// and no tokens but the halo's tell what a key is.
+static inline bool sequence_may_halo(const Config* c) {
+    return config_prunes(c) && c->qk_norm && c->pruning_rule != PRUNING_ACP && !c->document_reset &&
+           !c->window_size;
 }
 
 // ----------------------------------------------------------------------------

@@ -149,6 +149,32 @@ static void test_chunks(void) {
         }
 }
 
+// A halo is whole blocks of attention, no longer than the tokens, and of one sequence alone.
+static void test_halo(void) {
+    static const int64_t tokens[][2] = {{8192, 128},     {32768, 128},    {65536, 256}, {131072, 512},
+                                        {1 << 18, 1024}, {1 << 20, 1024}, {8064, 0},    {65536 + 64, 0}};
+    for (int i = 0; i < 8; i++) {
+        CHECK(sequence_halo(1, tokens[i][0]) == tokens[i][1], "%d tokens: %d", (int)tokens[i][0],
+              (int)sequence_halo(1, tokens[i][0]));
+        CHECK(sequence_halo(2, tokens[i][0]) == 0, "of two sequences of %d tokens", (int)tokens[i][0]);
+    }
+    int64_t last = 0; // shorter contexts fit into the memory of longer ones
+    for (int64_t T = 128; T < 1 << 19; T += 128) {
+        CHECK(sequence_halo(1, T) >= last && sequence_halo(1, T) <= T, "%d tokens", (int)T);
+        last = sequence_halo(1, T);
+    }
+    static const struct {
+        const char* name;
+        bool may;
+    } models[] = {{"fox-pro-125m", true}, {"fox-llama-125m", false}, {"transformer-pro-125m", false}};
+    for (int i = 0; i < 3; i++) {
+        Config c = preset(models[i].name);
+        CHECK(sequence_may_halo(&c) == models[i].may, "%s", models[i].name);
+        c.document_reset = true;
+        CHECK(!sequence_may_halo(&c), "%s with walls", models[i].name);
+    }
+}
+
 static void test_columns(void) {
     static const ParamKind kinds[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_FGATE_PROJ, P_K_SHIFT, P_V_SHIFT};
     static const struct {
@@ -259,6 +285,7 @@ static int test_sequence(void) {
     check_shares(1 << 20, 24, 8);
     check_shares(96, 12, 12);
     test_chunks();
+    test_halo();
     test_assignment();
     test_columns();
     test_refused();

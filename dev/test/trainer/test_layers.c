@@ -226,12 +226,109 @@ static void check_adamw(void) {
     free(w), free(m), free(v);
 }
 
+// ----------------------------------------------------------------------------
+// halos: what ranks that share a sequence do where gates forget (llmc/sequence/halo.cuh)
+
+enum { HALO_RANKS = 3, HALO_TOKENS = 160, HALO = 128, HALO_HEADS = 2, HALO_DH = 4 };
+enum { HALO_D = HALO_HEADS * HALO_DH, HALO_ROW = 3 * HALO_D + 3 * HALO_HEADS };
+
+// Norms' weights and gates' bias, or their gradients
+typedef struct {
+    real norms[2][HALO_D], bias[HALO_HEADS];
+} HeadWeights;
+
+// o and dproj of all heads over T tokens, as attention's mixer computes them; adds to the weights' gradients.
+static void run_heads(real* o, real* dproj, HeadWeights* gradients, const HeadWeights* w, const real* proj,
+                      const real* dout, int64_t T) {
+    const HeadShape s = {.B = 1,
+                         .T = T,
+                         .NH = HALO_HEADS,
+                         .dh = HALO_DH,
+                         .columns = HALO_ROW,
+                         .row_stride = HALO_ROW,
+                         .weight_stride = HALO_DH,
+                         .KVH = HALO_HEADS};
+    const int64_t n = T * HALO_D, gates = T * HALO_HEADS, gate = 3 * HALO_D + 2 * HALO_HEADS;
+    real *x[3], *dx[3], *rstd = new_reals(2 * gates), *lse = new_reals(gates),
+                        *scratch = new_reals(9 * HALO_D);
+    double *cum_logf = (double*)xcalloc((size_t)gates, sizeof *cum_logf),
+           *dcum_logf = (double*)xcalloc((size_t)gates, sizeof *dcum_logf);
+    HeadPath paths[3];
+    memset(paths, 0, sizeof paths);
+    for (int p = 0; p < 3; p++) {
+        x[p] = new_reals(n), dx[p] = new_reals(n);
+        paths[p].column = p * HALO_D;
+        paths[p].shift = p ? 3 * HALO_D + (p - 1) * HALO_HEADS : -1;
+        paths[p].eps = 1e-6;
+        paths[p].out = x[p], paths[p].dout = dx[p];
+        if (p == 2) continue;
+        paths[p].weight = w->norms[p], paths[p].dweight = gradients->norms[p];
+        paths[p].rstd = rstd + p * gates;
+    }
+    qkv_forward(paths, proj, NULL, NULL, &s);
+    forget_gate_forward(cum_logf, proj + gate, w->bias, &s);
+    const AttentionForward forward = {o, lse, x[0], x[1], x[2], cum_logf};
+    const AttentionBackward backward = {dx[0], dx[1], dx[2], dcum_logf, dout,    x[0],
+                                        x[1],  x[2],  o,     lse,       cum_logf};
+    attention_forward(&forward, &s);
+    attention_backward(&backward, &s);
+    forget_gate_backward(dproj + gate, gradients->bias, dcum_logf, proj + gate, w->bias, scratch, &s);
+    qkv_backward(paths, dproj, proj, NULL, scratch, &s);
+    for (int p = 0; p < 3; p++) free(x[p]), free(dx[p]);
+    free(rstd), free(lse), free(scratch), free(cum_logf), free(dcum_logf);
+}
+
+// The same by ranks, each over its own tokens behind a halo, whose queries have no gradient; the halo's rows
+// of dproj are added to those of the rank before. Unless `present` the halo's rows of proj are 0.
+static void run_halos(real* o, real* dproj, HeadWeights* gradients, const HeadWeights* w, const real* proj,
+                      const real* dout, bool present) {
+    for (int64_t rank = 0; rank < HALO_RANKS; rank++) {
+        const int64_t halo = rank ? HALO : 0, T = halo + HALO_TOKENS, own = rank * HALO_TOKENS,
+                      first = own - halo;
+        real *span = copy_reals(proj + first * HALO_ROW, T * HALO_ROW),
+             *span_dout = copy_reals(dout + first * HALO_D, T * HALO_D), *span_o = new_reals(T * HALO_D),
+             *span_dproj = new_reals(T * HALO_ROW);
+        fill(span_dout, halo * HALO_D, 0);
+        if (!present) fill(span, halo * HALO_ROW, 0);
+        run_heads(span_o, span_dproj, gradients, w, span, span_dout, T);
+        memcpy(o + own * HALO_D, span_o + halo * HALO_D, HALO_TOKENS * HALO_D * sizeof(real));
+        for (int64_t i = 0; i < T * HALO_ROW; i++) dproj[first * HALO_ROW + i] += span_dproj[i];
+        free(span), free(span_dout), free(span_o), free(span_dproj);
+    }
+}
+
+// Gates of some e^-0.4 forget all but 1e-22 of what is before a halo.
+static void check_halos(void) {
+    const int64_t T = HALO_RANKS * HALO_TOKENS, num_weights = sizeof(HeadWeights) / sizeof(real);
+    real *proj = random_reals(T * HALO_ROW, 20), *dout = random_reals(T * HALO_D, 21), *o[3], *dproj[3];
+    HeadWeights w, gradients[3];
+    memset(gradients, 0, sizeof gradients);
+    for (int i = 0; i < 2 * HALO_D; i++) w.norms[i / HALO_D][i % HALO_D] = 1 + (real)(i % 5) / 8;
+    for (int h = 0; h < HALO_HEADS; h++) w.bias[h] = (real)(h + 0.5);
+    for (int i = 0; i < 3; i++) {
+        o[i] = new_reals(T * HALO_D), dproj[i] = new_reals(T * HALO_ROW);
+        if (i == 0) run_heads(o[i], dproj[i], &gradients[i], &w, proj, dout, T);
+        if (i > 0) run_halos(o[i], dproj[i], &gradients[i], &w, proj, dout, i == 1);
+    }
+    for (int i = 1; i < 3; i++) {
+        const double errors[] = {relative_error(o[i], o[0], T * HALO_D),
+                                 relative_error(dproj[i], dproj[0], T * HALO_ROW),
+                                 relative_error(gradients[i].norms[0], gradients[0].norms[0], num_weights)};
+        for (int e = 0; e < 3; e++) // of the weights' gradients 3e-6, 6e-14
+            CHECK(i == 1 ? errors[e] <= PICK(2e-5, 4e-13) : errors[e] > 1e-2, "%s halos: error %d is %.2e",
+                  i == 1 ? "with" : "without", e, errors[e]);
+    }
+    for (int i = 0; i < 3; i++) free(o[i]), free(dproj[i]);
+    free(proj), free(dout);
+}
+
 static int test_layers(void) {
     check_gates();
     check_reset(1);
     check_reset(TILE);
     check_reset(TILE + 70);
     check_long_attention();
+    check_halos();
     check_classifier();
     check_global_norm();
     check_adamw();
