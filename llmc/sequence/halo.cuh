@@ -33,6 +33,7 @@ Called by mixer.cuh. An error of CUDA ends the program.
 #pragma once
 
 #include "../attention/pruning.cuh"
+#include "../layers/forget_gate.cuh"
 #include "sequence.cuh"
 
 // Tokens of a halo of this pass; 0: heads are exchanged. In FP8 weights are in the order of ranks.
@@ -102,7 +103,8 @@ __global__ static void __launch_bounds__(HALO_THREADS)
     if (threadIdx.x == 0) *suffices = all;
 }
 
-// Answers for the rank's last tokens, whose rows of proj are `rows`. The last rank's are nobody's halo.
+// Answers for the rank's last tokens, whose rows of proj are `rows`. The last rank's are no
+// halo.
 static inline void halo_answer(const Layer* layer, const bf16* rows) {
     const SequenceGroup* g = &rank_heads(layer)->group;
     AttentionHeads heads = attention_heads(layer);

@@ -106,7 +106,7 @@ static inline size_t sequence_scratch_bytes(const Layer* layer) {
 
 #undef SEQUENCE_ACTS
 
-static inline SequenceActs sequence_rows(const Layer* layer) {
+static inline SequenceActs sequence_tensors(const Layer* layer) {
     SequenceActs a;
     activations_last(layer->mixer, layer->number, &a, sizeof a);
     return a;
@@ -115,7 +115,7 @@ static inline SequenceActs sequence_rows(const Layer* layer) {
 // The same from the rank's own tokens on, which are behind those of a halo; delta, of a head after the other,
 // from the halo on.
 static inline SequenceActs sequence_acts(const Layer* layer) {
-    SequenceActs a = sequence_rows(layer);
+    SequenceActs a = sequence_tensors(layer);
     const HeadShape s = attention_shape_of(layer);
     const int64_t halo = layer_halo(layer), d = s.NH * s.dh;
     a.proj += halo * s.row_stride;
@@ -128,7 +128,7 @@ static inline SequenceActs sequence_acts(const Layer* layer) {
 
 // Collective, called once after allocation.
 static inline void sequence_init(const Layer* layer) {
-    const SequenceActs a = sequence_rows(layer);
+    const SequenceActs a = sequence_tensors(layer);
     const HeadShape heads = sequence_head_shape(layer);
     sequence_of(layer)->attention->init(layer, &heads);
     order_open(layer);

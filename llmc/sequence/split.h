@@ -109,8 +109,8 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
 // A longer halo lets slower gates do with one, and costs attention over as many tokens more.
 enum { SEQUENCE_HALO_ALIGN = 128, SEQUENCE_HALO_MOST = 1024, SEQUENCE_HALO_LEAST_TOKENS = 8192 };
 
-// Tokens of a halo of `tokens` tokens of each of B sequences; 0: such a pass has none. Of one sequence alone,
-// as rows of a halo come before the rank's own.
+// Tokens of a halo of `tokens` tokens of each of B sequences; 0: such a pass has none. Its rows come before
+// the rank's own, so it is for one sequence alone.
 static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
     const int64_t align = SEQUENCE_HALO_ALIGN, halo = tokens / 256 / align * align;
     if (B > 1 || tokens % align != 0 || tokens < SEQUENCE_HALO_LEAST_TOKENS) return 0;
