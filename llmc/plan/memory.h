@@ -69,7 +69,10 @@ static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* tabl
     const int64_t L = recompute == RECOMPUTE_BLOCK ? 1 : c->num_hidden_layers, BT = B * T;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
     const int64_t row = 2 * (int64_t)proj.stride * ranks;
-    return BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
+    const int64_t halo = sequence_may_halo(c) ? sequence_halo(B, T) : 0; // rows of proj, q, k, v, o and y
+    const int64_t halo_row = 2 * (matmul_padded(table->by_layer[0].proj.rows) + 5 * c->hidden_size);
+    return halo * (L + 1) * halo_row +
+           BT * ((L + 1) * row + 2 * c->hidden_size + (gates_output ? 4 : 8) * c->num_heads) +
            gpu_exchange_bytes(c, table, B, T, ranks) + (ranks - 1) * gpu_angles_bytes(c, T);
 }
 

@@ -25,7 +25,8 @@ its weights and tokens alone. What a backward pass recomputes has the same answe
 
 Message n of a halo fills tensors that are free when message n - 1 was read (sequence_begin):
 
-    proj's rows before the own ones    last used by attention; the main stream tells `read` behind it
+    proj's rows before the own ones    last used by the output gate; the main stream tells `read` behind it, or, where a
+                                       backward pass reads them again, behind that message
     dproj_halo                         by halo_add_kernel; the main stream tells `read` behind it
 
 Called by mixer.cuh. An error of CUDA ends the program.

@@ -167,8 +167,8 @@ static inline void halo_forward(const Layer* layer, const SequenceActs* a, bf16*
     bf16 *o = halo_span(layer, a->o, d), *y = halo_span(layer, a->y, d);
 
     sequence_of(layer)->attention->forward(layer, &heads, o, halo_span(layer, a->proj, S));
-    halo_read(layer);
     if (y) output_gate_forward(y, o, &gate, &heads.shape, layer->stream);
+    halo_read(layer);
     linear_forward(out, a->y ? a->y : a->o, residual, &o_proj, layer->matmul);
 }
 
