@@ -184,13 +184,13 @@ static inline bool halo_in_proj(const Layer* layer, bf16* proj, const bf16* in, 
         if (asks) halo_fetch_answers(layer);
     }
     if (expected) compute_others();
+    sequence_await(layer, true); // before the host's wait, during which the clock counts, too
     *taken = !asks || halo_suffices(s);
     if (!*taken) {
         peers_read(&s->exchange.peers, sequence_in(layer)); // nobody uses the rows
         return false;
     }
     if (!expected) compute_others();
-    sequence_await(layer, true);
     return true;
 }
 
