@@ -46,7 +46,8 @@ typedef struct {
     int chunks;              // number of chunks of the largest pass
     cudaStream_t out, in;    // copies to other ranks; copies of the rank's own part, and waits for the others
     cudaEvent_t ready, done; // ready: the main stream before an exchange; done: the exchange
-    const Exchange* all;     // of all ranks: its clock counts the main stream's waits; NULL: no clock
+    const Exchange* all;     // of all ranks: its clock counts the main stream's waits, its communicator tells of
+                             // a failed network; NULL: neither
 } SequenceExchange;
 
 // What halo.cuh keeps

@@ -144,9 +144,13 @@ static inline void halo_fetch_answers(const Layer* layer) {
     CUDA_CHECK(cudaEventRecord(s->halos.answered, in));
 }
 
-// Waits for the answers; whether the halos of all ranks suffice.
+// Waits for the answers; whether the halos of all ranks suffice. As exchange_wait, but polls without a pause:
+// the GPU may have nothing else to do.
 static inline bool halo_suffices(const SequenceMixer* s) {
+    const Exchange* e = s->exchange.all;
     bool all = true;
+    while (e && cudaEventQuery(s->halos.answered) == cudaErrorNotReady)
+        nccl_check_network(e->comm, e->world);
     CUDA_CHECK(cudaEventSynchronize(s->halos.answered));
     for (int r = 0; r < s->heads.group.size; r++) all = all && s->halos.answers[r];
     return all;
