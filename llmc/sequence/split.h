@@ -112,9 +112,9 @@ enum { SEQUENCE_HALO_ALIGN = 128, SEQUENCE_HALO_MOST = 1024, SEQUENCE_HALO_LEAST
 // Tokens of a halo of `tokens` tokens of each of B sequences; 0: such a pass has none. Its rows come before
 // the rank's own, so it is for one sequence alone.
 static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
-    const int64_t align = SEQUENCE_HALO_ALIGN, halo = tokens / 256 / align * align;
+    const int64_t align = SEQUENCE_HALO_ALIGN, most = SEQUENCE_HALO_MOST, halo = tokens / 256 / align * align;
     if (B > 1 || tokens % align != 0 || tokens < SEQUENCE_HALO_LEAST_TOKENS) return 0;
-    return halo < align ? align : halo < SEQUENCE_HALO_MOST ? halo : SEQUENCE_HALO_MOST;
+    return halo < align ? align : halo < most ? halo : most;
 }
 
 // Whether layers of the model may have halos: their gates forget, the length of q and k is bounded by weights,
