@@ -1,5 +1,5 @@
 /*
-Parts of test_sequence.cu: halos (llmc/sequence/halo.cuh), and shared sequences with --fp8.
+The part of test_sequence.cu that tests halos (llmc/sequence/halo.cuh).
 */
 #pragma once
 
@@ -116,86 +116,4 @@ static void test_halos(void) {
             check_halos(name, ranks * HALO, ranks); // all of the rank before is the halo
             check_halos(name, ranks * 3 * HALO, ranks);
         }
-}
-
-// ----------------------------------------------------------------------------
-// --fp8
-
-// The end of a first step, in bf16: scales from the largest amax of all ranks, as model_update has them.
-// Weights are copied to FP8 by the next pass.
-static void take_scales(Model* models, int ranks, bool keep) {
-    const int64_t n = fp8_delayed_tensors(models[0].fp8);
-    std::vector<uint32_t> own((size_t)n), most((size_t)n);
-    for (int r = 0; r < ranks; r++) {
-        fp8_collect_amax(models[r].fp8, models[r].stream); // and zeroes what the kernels add to
-        CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
-        device_download(own.data(), models[r].fp8->amax, n * (int64_t)sizeof own[0]);
-        for (size_t i = 0; i < own.size(); i++) most[i] = std::max(most[i], own[i]);
-    }
-    const int32_t one = 1;
-    int32_t* finite = (int32_t*)device_bytes((1 + FP8_DELAYED) * sizeof one);
-    CUDA_CHECK(cudaMemset(finite, 0, (1 + FP8_DELAYED) * sizeof one));
-    CUDA_CHECK(cudaMemcpy(finite, &one, sizeof one, cudaMemcpyHostToDevice));
-    for (int r = 0; r < ranks && keep; r++) {
-        CUDA_CHECK(
-            cudaMemcpy(models[r].fp8->amax, most.data(), (size_t)n * sizeof most[0], cudaMemcpyHostToDevice));
-        fp8_update(models[r].fp8, 1, finite, finite + 1, models[r].stream);
-        CUDA_CHECK(cudaStreamSynchronize(models[r].stream));
-        models[r].weights_in_flight = true;
-    }
-    device_free(finite);
-}
-
-// The gradients of a step in FP8, after one in bf16. Passes that load kernels measure what they read; it does
-// not count.
-static Result run_fp8(Model* models, int ranks, const Batch* batch) {
-    take_scales(models, ranks, false);
-    (void)run_ranks(models, ranks, batch->inputs, batch->targets);
-    take_scales(models, ranks, true);
-    if (ranks > 1) load_kernels(models, ranks, batch->inputs); // makes the weights' copies, too
-    return run_ranks(models, ranks, batch->inputs, batch->targets);
-}
-
-// Both compute the same with the same scales, but for the rounding of bf16 before it is rounded to FP8: an
-// element at the border of two numbers of FP8 may then become the other one, which is off by up to 2^-3 of it
-// (E4M3) or 2^-2 (E5M2). One of bf16 is off by up to 2^-8, so some 2^-8 / 2^-3 = 3% of the elements are, in
-// norm by 0.03^(1/2) 2^-4 = 1.1% of a tensor, twice as much in E5M2, a layer; sums of GEMMs hide most.
-#define FP8_SHARED_LIMIT 1e-1
-
-static void check_fp8(const char* name, int64_t B, int64_t T, int ranks) {
-    Batch batch(name, B, T);
-    const Config* c = &batch.start.config;
-    with_fp8 = true;
-    Model alone = rank_model(c, batch.start.params, B, T, sequence_group(0, 1), RECOMPUTE_NONE);
-    const Result expected = run_fp8(&alone, 1, &batch);
-    CHECK(alone.fp8->scaled, "%s: not in FP8", name);
-    free_models(&alone, 1);
-    for (int recompute : {RECOMPUTE_NONE, RECOMPUTE_BLOCK}) {
-        Model models[RANKS_MOST];
-        for (int r = 0; r < ranks; r++)
-            models[r] =
-                rank_model(c, batch.start.params, B, T, sequence_group(r, ranks), (Recompute)recompute);
-        connect(models, ranks, batch.inputs);
-        const Result got = run_fp8(models, ranks, &batch);
-        const double error = largest_error(&models[0].table, &got, &expected);
-        CHECK(error <= FP8_SHARED_LIMIT, "%s, %d ranks, --fp8: a gradient is off by %.2e, more than %.0e",
-              name, ranks, error, FP8_SHARED_LIMIT);
-        printf("%s, %d ranks, --fp8, --recompute %s: gradients off by up to %.1e, limit %.0e\n", name, ranks,
-               option_recompute_names[recompute], error, FP8_SHARED_LIMIT);
-        free_models(models, ranks);
-    }
-    with_fp8 = false;
-}
-
-static void test_shared_fp8(void) {
-    if (device_attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-            device_attribute(cudaDevAttrComputeCapabilityMinor) <
-        89) {
-        SKIP("--fp8, which this GPU does not have");
-        return;
-    }
-    const char* model = "fox-pro num_heads=4 hidden_size=256 intermediate_size=704 vocab_size=257";
-    check_fp8(model, 1, 512, 2);
-    check_fp8(model, 2, 256, 2);
-    check_fp8(model, 1, 1024, 4);
 }

@@ -24,8 +24,7 @@ typedef std::vector<float> Floats;
 
 enum { RANKS_MOST = 4, SECONDS_MOST = 900 };
 
-static bool with_fp8;       // of the models to come
-static int64_t always_halo; // the same: SequenceHalos.always
+static int64_t always_halo; // of the models to come: SequenceHalos.always
 
 static double worst[2];
 static char worst_where[2][256];
@@ -46,7 +45,6 @@ static Model rank_model(const Config* c, const double* params, int64_t B, int64_
                         Recompute recompute) {
     Model model = model_new(c, false, true, 0, 1);
     Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
-    model.with_fp8 = with_fp8;
     model.sequence = sequence_new(c, &model.table, &group, &attention_functions);
     model.sequence.halos.always = always_halo;
     if (group.size > 1) sequence_allocate(&model.sequence);
@@ -72,11 +70,9 @@ static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
 // Queues a pass; losses, pinned, get those of whole sequences.
 static void queue_pass(Model* model, float* losses) {
     const int64_t tokens = model->B * model->T * model->sequence.heads.group.size;
-    if (model->fp8) model->fp8->training = true;
     model_forward(model);
     model_loss(model, (float)(1 / (double)tokens), true, NULL);
     model_backward(model);
-    if (model->fp8) model->fp8->training = false;
     sequence_download_losses(losses, model->acts.losses, &model->sequence, model->B, model->T, model->stream);
 }
 

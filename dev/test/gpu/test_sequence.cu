@@ -10,7 +10,6 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
                 that prune also with a random table of heads, and with the one that its counts lead to (assignment.cuh)
     halos       the same with a halo of 128 tokens in every layer (halo.cuh), which the gates forget; without one the
                 limits would be exceeded. Whether it suffices, against the sums of log gates on the host
-    fp8         two ranks with --fp8, beside one with it
     ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 */
 #include "shared_halos.cuh"
@@ -367,7 +366,6 @@ int main(int argc, char** argv) {
     } parts[] = {{"blocks", test_blocks},
                  {"variants", test_variants},
                  {"halos", test_halos},
-                 {"fp8", test_shared_fp8},
                  {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
