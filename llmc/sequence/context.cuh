@@ -46,14 +46,14 @@ typedef struct {
     int chunks;              // number of chunks of the largest pass
     cudaStream_t out, in;    // copies to other ranks; copies of the rank's own part, and waits for the others
     cudaEvent_t ready, done; // ready: the main stream before an exchange; done: the exchange
-    const Exchange* all;     // of all ranks: its clock counts the main stream's waits, its communicator tells of
-                             // a failed network; NULL: neither
+    const Exchange* all;     // of all ranks: its clock counts the main stream's waits, and it tells where the
+                             // network has failed; NULL: no clock
 } SequenceExchange;
 
 // What halo.cuh keeps
 typedef struct {
     int64_t always; // tokens of a halo that every layer has, whatever its gates; 0: gates decide. For tests
-    bool none;      // no pass has a halo; known once memory is allocated
+    bool possible;  // a pass may have a halo; false once the longest one is known to have none
     bool* taken;    // [layers] whether the last forward pass had a halo; on the host
     int32_t *suffices, *answers; // on the device this rank's answer; [ranks] on the host those of all
     cudaEvent_t answered;
@@ -88,6 +88,7 @@ static inline SequenceMixer sequence_new(const Config* c, const ParamTable* tabl
     if (sequence_ranks(&s) == 1) return s;
     s.heads.proj = head_columns_of_proj(table, c, group->size);
     s.heads.o = head_columns_of_o(c, group->size);
+    s.halos.possible = true;
     return s;
 }
 

@@ -40,7 +40,8 @@ Called by mixer.cuh. An error of CUDA ends the program.
 // Tokens of a halo of this pass; 0: heads are exchanged. In FP8 weights are in the order of ranks.
 static inline int64_t layer_halo(const Layer* layer) {
     const SequenceHalos* h = &sequence_of(layer)->halos;
-    if (!sequence_may_halo(layer->config) || layer->fp8 || layer->cudnn || layer->B > 1 || h->none) return 0;
+    if (!sequence_may_halo(layer->config) || layer->fp8 || layer->cudnn || layer->B > 1 || !h->possible)
+        return 0;
     return h->always ? h->always : sequence_halo(layer->B, layer->T);
 }
 
@@ -73,8 +74,8 @@ static inline AttentionHeads halo_heads(const Layer* layer) {
 // Allocates what the host keeps, unless the longest pass has no halo. sequence_close frees it.
 static inline void halo_open(const Layer* layer) {
     SequenceHalos* h = &sequence_of(layer)->halos;
-    h->none = !layer_halo(layer);
-    if (h->none) return;
+    h->possible = layer_halo(layer) > 0;
+    if (!h->possible) return;
     h->taken = (bool*)xcalloc((size_t)layer->config->num_hidden_layers, sizeof *h->taken);
     h->suffices = (int32_t*)device_zeros(sizeof *h->suffices);
     h->answers = (int32_t*)device_host_alloc((size_t)rank_heads(layer)->group.size * sizeof *h->answers);
@@ -90,8 +91,8 @@ enum { HALO_THREADS = 1024 };
 // query behind the last. z: the gates' logits of these tokens, NULL where a gate has only a bias; keys: the
 // first token and those before it.
 __global__ static void __launch_bounds__(HALO_THREADS)
-    halo_suffices_kernel(int32_t* suffices, const bf16* z, const float* bias, double keys,
-                         const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
+    halo_answer_kernel(int32_t* suffices, const bf16* z, const float* bias, double keys,
+                       const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
     bool all = true;
     for (int h = (int)threadIdx.x / 32; h < s.NH; h += HALO_THREADS / 32) {
         const double limit = pruning_weight_limit(p, s, h);
@@ -116,7 +117,7 @@ static inline void halo_answer(const Layer* layer, const bf16* rows) {
                           .rope_gain = config_rope_gain(layer->config)};
     heads.shape.T = g->rank + 1 < g->size ? halo : 0;
     if (!heads.shape.T) heads.shape.NH = 0;
-    CUDA_LAUNCH(halo_suffices_kernel, 1, HALO_THREADS, layer->stream, sequence_of(layer)->halos.suffices,
+    CUDA_LAUNCH(halo_answer_kernel, 1, HALO_THREADS, layer->stream, sequence_of(layer)->halos.suffices,
                 heads.gate < 0 ? NULL : rows + heads.gate, heads.gate_bias,
                 (double)((g->rank + 1) * layer->T - halo + 1), rule, heads.shape);
 }
@@ -146,11 +147,10 @@ static inline void halo_fetch_answers(const Layer* layer) {
 
 // Waits for the answers; whether the halos of all ranks suffice. As exchange_wait, but polls without a pause:
 // the GPU may have nothing else to do.
-static inline bool halo_suffices(const SequenceMixer* s) {
+static inline bool halos_suffice(const SequenceMixer* s) {
     const Exchange* e = s->exchange.all;
     bool all = true;
-    while (e && cudaEventQuery(s->halos.answered) == cudaErrorNotReady)
-        nccl_check_network(e->comm, e->world);
+    while (e && cudaEventQuery(s->halos.answered) == cudaErrorNotReady) nccl_check_network(e->comm, e->world);
     CUDA_CHECK(cudaEventSynchronize(s->halos.answered));
     for (int r = 0; r < s->heads.group.size; r++) all = all && s->halos.answers[r];
     return all;
@@ -189,7 +189,7 @@ static inline bool halo_in_proj(const Layer* layer, bf16* proj, const bf16* in, 
     }
     if (expected) compute_others();
     sequence_await(layer, true); // before the host's wait, during which the clock counts, too
-    *taken = !asks || halo_suffices(s);
+    *taken = !asks || halos_suffice(s);
     if (!*taken) {
         peers_read(&s->exchange.peers, sequence_in(layer)); // nobody uses the rows
         return false;

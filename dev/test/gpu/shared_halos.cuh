@@ -90,7 +90,7 @@ static void check_suffices(double bias, double keys, bool expected) {
         CUDA_CHECK(cudaMemcpy(dw, w.data(), w.size() * 2, cudaMemcpyHostToDevice));
         CUDA_CHECK(cudaMemcpy(db, biases.data(), biases.size() * 4, cudaMemcpyHostToDevice));
         const Pruning rule = {.q_weight = dw, .k_weight = dw, .log_tolerance = -10};
-        CUDA_LAUNCH(halo_suffices_kernel, 1, HALO_THREADS, 0, suffices, dz, db, keys, rule, shape);
+        CUDA_LAUNCH(halo_answer_kernel, 1, HALO_THREADS, 0, suffices, dz, db, keys, rule, shape);
         CUDA_CHECK(cudaDeviceSynchronize());
         CUDA_CHECK(cudaMemcpy(&answer, suffices, sizeof answer, cudaMemcpyDeviceToHost));
         CHECK(answer == (expected && far < 0), "bias %g, %g keys, head %d remembers: %d", bias, keys, far,

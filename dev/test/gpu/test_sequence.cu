@@ -363,10 +363,8 @@ int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)(void);
-    } parts[] = {{"blocks", test_blocks},
-                 {"variants", test_variants},
-                 {"halos", test_halos},
-                 {"quick", test_quick}};
+    } parts[] = {
+        {"blocks", test_blocks}, {"variants", test_variants}, {"halos", test_halos}, {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
