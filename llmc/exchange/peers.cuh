@@ -26,7 +26,7 @@ queues. Invariants of message n, each with the line that keeps it:
  2. It is read after message n is in it.                   wait for PEERS_ARRIVED in peers_await; stream order
                                                            puts what was written before the write of `arrived`
  3. `read` becomes n after the kernels that read, and      stream order: peers_read is behind them; sequence.cuh
-    after the last use of the next message's tensors.      tells which these are
+    after the last use of the next message's tensors.      and halo.cuh tell which these are
  4. A counter has one writer; its reader polls own memory. peers_counter: `arrived` is the receiver's memory,
                                                            `read` the sender's
  5. No cycle of waits: sending n needs only that           peers_send sends to all, then waits for all

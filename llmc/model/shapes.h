@@ -25,8 +25,9 @@ typedef struct {
     int64_t KVH;              // heads of keys and values; 0: NH
 } HeadShape;
 
-// Where a shape's tokens are a part of a longer sequence, in blocks of attention: blocks that begin the shape
-// and are the end of what is before the part, and blocks before these. All 0: a whole sequence.
+// Where a shape's tokens are a part of a longer sequence, in blocks of attention. The first `halo` blocks are
+// the end of what comes before the part; `before` more blocks come before these, and are not in the shape.
+// All 0: a whole sequence.
 typedef struct {
     int64_t halo, before;
 } HeadPart;

@@ -61,7 +61,7 @@ static inline int64_t gpu_angles_bytes(const Config* c, int64_t T) {
 }
 
 // What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the
-// gradient of that, o, delta, and the exchange's own memory.
+// gradient of that, o, delta, the rows of a halo, and the exchange's own memory.
 static inline int64_t gpu_sequence_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks, Recompute recompute) {
     if (ranks == 1) return 0;

@@ -14,14 +14,17 @@ halo's rows are those of keys and values that the own queries read; the rank tha
 others.
 
 The first token of a halo has no token before it that its shift could read, so its key is none. A rank looks
-at its own last tokens, before it sends them, and may say that they suffice: the weight of that key and of all
-before it, by the rule of pruning.cuh, with U by QK norm's weights, a gate each, and lse >= -U:
+at its own last tokens, before it sends them, and may say that they suffice: that key and all before it weigh
+less than eps, by the rule of pruning.cuh, with U by QK norm's weights and lse >= -U. Each of these keys has
+decayed by at least the gates behind the first token of the halo:
 
     2 U + ln(number of these keys) + sum of log gates behind the first token of the halo < ln eps
 
-for every head. All ranks tell all, and the host waits for the answers, since other work follows from them;
-the GPU meanwhile computes proj, if the layer's last pass had a halo. So what a pass computes is a function of
-its weights and tokens alone. What a backward pass recomputes has the same answer.
+for every head. A row may then lose 2 eps of its weight: eps by the halo, eps by pruning within the span.
+
+All ranks tell all, and the host waits for the answers, since other work follows from them; the GPU meanwhile
+computes proj, if the layer's last pass had a halo. So what a pass computes is a function of its weights and
+tokens alone. What a backward pass recomputes has the same answer.
 
 Message n of a halo fills tensors that are free when message n - 1 was read (sequence_begin):
 
@@ -37,7 +40,8 @@ Called by mixer.cuh. An error of CUDA ends the program.
 #include "../layers/forget_gate.cuh"
 #include "sequence.cuh"
 
-// Tokens of a halo of this pass; 0: heads are exchanged. In FP8 weights are in the order of ranks.
+// Tokens of a halo that a layer of this pass may have; 0: heads are exchanged. In FP8 weights are in the
+// order of ranks.
 static inline int64_t layer_halo(const Layer* layer) {
     const SequenceHalos* h = &sequence_of(layer)->halos;
     if (!sequence_may_halo(layer->config) || layer->fp8 || layer->cudnn || layer->B > 1 || !h->possible)

@@ -27,17 +27,17 @@ Called through the Mixer that the trainer builds from these functions. An error 
 
 // clang-format off
 // type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns; HT: BT
-// behind the tokens of a halo, if any (halo.cuh), in what a rank has of all heads
+// behind the tokens of the pass's halo, if it may have one (halo.cuh); span: those of HT that the rank has
 #define SEQUENCE_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, HT * S)                 /* [L,B,T/N,S] q~ k~ v~ and all gates */ \
+    X(bf16, proj, UP_TO_QKV, HT * S)                 /* [L,HT,S] q~ k~ v~ and all gates */ \
     X(bf16, head_proj, UP_TO_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
-    X(bf16, o, UP_TO_QKV, HT * d)                    /* [L,B,T/N,d] output of attention */ \
-    X(bf16, head_o, SHARED, HT * d)       /* [B,T,d/N] the same, then its gradient; with a halo of all heads */ \
-    X(float, o_rstd, UP_TO_QKV, HT * NH)             /* [L,B,T/N,NH] */ \
-    X(bf16, y, UP_TO_NONE, gates_output * HT * d)    /* [L,B,T/N,d] after output norm and gate, if any */ \
-    X(float, delta, SHARED, backward * HT * NH)     /* [B,NH,T/N] as in AttentionBackward */ \
+    X(bf16, o, UP_TO_QKV, HT * d)                    /* [L,HT,d] output of attention */ \
+    X(bf16, head_o, SHARED, HT * d)                  /* [B,T,d/N] o, then its gradient, or [span,d] that */ \
+    X(float, o_rstd, UP_TO_QKV, HT * NH)             /* [L,HT,NH] */ \
+    X(bf16, y, UP_TO_NONE, gates_output * HT * d)    /* [L,HT,d] after output norm and gate, if any */ \
+    X(float, delta, SHARED, backward * HT * NH)     /* [B,NH,T/N] or [NH,span] as in AttentionBackward */ \
     X(float, head_delta, SHARED, backward * BT * NH)            /* [B,NH/N,T] */ \
-    X(bf16, dproj, SHARED, backward * HT * S)                   /* [B,T/N,S] */ \
+    X(bf16, dproj, SHARED, backward * HT * S)                   /* [HT,S] */ \
     X(bf16, head_dproj, SHARED, backward * ranks * BT * HS)     /* [B,T,HS] */ \
     X(bf16, dproj_halo, SHARED, backward * halo * S) /* [halo,S] of the own last tokens, from the rank behind */
 // clang-format on
@@ -112,8 +112,8 @@ static inline SequenceActs sequence_tensors(const Layer* layer) {
     return a;
 }
 
-// The same from the rank's own tokens on, which are behind those of a halo; delta, of a head after the other,
-// from the halo on.
+// The same from the rank's own tokens on, which are behind those of a halo; delta is [NH, span], and begins
+// with the halo.
 static inline SequenceActs sequence_acts(const Layer* layer) {
     SequenceActs a = sequence_tensors(layer);
     const HeadShape s = attention_shape_of(layer);

@@ -60,7 +60,7 @@ static inline void sequence_follow(const Layer* layer) {
 
 // Begins an exchange: the exchange's streams wait for the main stream, and until the tensors that are filled
 // are free on all ranks. A rank says so at the end of the exchange before (peers_read in sequence_end); when
-// that one began, its main stream was past their last use:
+// that one began, its main stream was past their last use (halo.cuh tells of halos):
 //
 //     exchange     fills                last used
 //     q, k, v      head_proj            by attention, before the exchange of o (or of dproj, the pass before)

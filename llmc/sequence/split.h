@@ -22,8 +22,7 @@ q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk
 computed, or the one before is used.
 
 Where every head of a layer forgets, within a few hundred tokens, all that was before, a rank computes
-attention token by token, too: all heads over its own tokens, behind a halo of the last tokens of the rank
-before (halo.cuh).
+attention, too, for its own tokens: all heads, behind a halo of the last tokens of the rank before (halo.cuh).
 
 Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h). Nothing here
 fails, but by assertion.
@@ -118,7 +117,7 @@ static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
 }
 
 // Whether layers of the model may have halos: their gates forget, the length of q and k is bounded by weights,
-// and no tokens but the halo's tell what a key is.
+// and a key depends on its own token and the one before alone.
 static inline bool sequence_may_halo(const Config* c) {
     return config_prunes(c) && c->qk_norm && c->pruning_rule != PRUNING_ACP && !c->document_reset &&
            !c->window_size;
