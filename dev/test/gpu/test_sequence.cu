@@ -1,7 +1,8 @@
 /*
 Sequences that several ranks share (--sequence-ranks), on one GPU.
 
-    processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU
+    processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU: with heads
+                exchanged, with halos, and with both in one model
     blocks      heads_split, heads_join and weights in the order of ranks against llmc/sequence/split.h on the host,
                 with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
@@ -306,11 +307,15 @@ static void test_quick(void) {
 #define PROCESS_MODEL "fox-pro num_heads=4 hidden_size=256 intermediate_size=72"
 enum { PROCESS_PASSES = 3 };
 
-// Rank 0 compares the sums of both with what one rank computes.
-// gates: the bias of all gates, unless it is NAN; halos: whether layers then have some.
-static void check_process(World* world, int64_t B, int64_t T, double gates, bool halos) {
-    Batch batch(PROCESS_MODEL, B, T);
-    if (!isnan(gates)) set_gates(&batch, gates);
+// Rank 0 compares the sums of both with what one rank computes. Each `halos`-th layer, from layer 0 on, is to
+// have a halo, as its gates forget at once; 0: none. In the other layers a head remembers.
+static void check_process(World* world, const char* name, int64_t B, int64_t T, int64_t halos,
+                          Recompute recompute) {
+    char label[300];
+    Batch batch(name, B, T);
+    snprintf(label, sizeof label, "%s, --recompute %s, two processes", name,
+             option_recompute_names[recompute]);
+    if (halos) set_gates(&batch, halos, -3);
     const SequenceGroup group = sequence_group(world->rank, world->size);
     Result alone = {}, first = {};
     if (world->rank == 0) alone = run_alone(&batch, B, T);
@@ -320,7 +325,7 @@ static void check_process(World* world, int64_t B, int64_t T, double gates, bool
     sequence_open(&model.sequence, world, B, T / group.size, NULL);
     model_allocate_weights(&model, true);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
-    model_allocate_activations(&model, B, T / group.size, RECOMPUTE_BLOCK);
+    model_allocate_activations(&model, B, T / group.size, recompute);
     float* losses = (float*)device_host_alloc((size_t)(B * T) * sizeof(float));
     for (int pass = 0; pass < PROCESS_PASSES; pass++) {
         Result result = {};
@@ -340,23 +345,29 @@ static void check_process(World* world, int64_t B, int64_t T, double gates, bool
         CHECK(ranks_receive(world, 1, others.data(), bytes), "cannot receive");
         for (size_t i = 0; i < others.size(); i++) result.grads[i] += others[i];
         result.all = (unsigned long long)counts[0], result.kept = (unsigned long long)counts[1];
-        if (pass == 0)
-            compare_results(PROCESS_MODEL ", two processes", &model, 2, &result, &alone), first = result;
-        CHECK(result.grads == first.grads && result.losses == first.losses, "pass %d: other bits", pass);
+        if (pass == 0) compare_results(label, &model, 2, &result, &alone), first = result;
+        CHECK(result.grads == first.grads && result.losses == first.losses, "%s, pass %d: other bits", label,
+              pass);
     }
     const bool* taken = model.sequence.halos.taken;
-    for (int64_t l = 0; l < model.config.num_hidden_layers; l++)
-        CHECK((taken && taken[l]) == halos, "rank %d, layer %lld: a halo is %s", world->rank, (long long)l,
-              halos ? "missing" : "there");
+    for (int64_t l = 0; l < model.config.num_hidden_layers; l++) {
+        const bool expected = halos && l % halos == 0;
+        CHECK((taken && taken[l]) == expected, "%s, rank %d, layer %lld: a halo is %s", label, world->rank,
+              (long long)l, expected ? "missing" : "there");
+    }
     device_host_free(losses);
     model_free(&model);
 }
 
 static void process_body(World* world) {
     device_open(0);
-    check_process(world, 2, 512, NAN, false);
-    check_process(world, 1, 4 * SEQUENCE_CHUNK_TOKENS, NAN, false); // two chunks on each; a head remembers
-    check_process(world, 1, 4 * SEQUENCE_CHUNK_TOKENS, -3, true);
+    const int64_t T = 4 * SEQUENCE_CHUNK_TOKENS; // two chunks on each
+    check_process(world, PROCESS_MODEL, 2, 512, 0, RECOMPUTE_BLOCK);
+    check_process(world, PROCESS_MODEL, 1, T, 0, RECOMPUTE_BLOCK);
+    check_process(world, PROCESS_MODEL, 1, T, 1, RECOMPUTE_BLOCK);
+    // layers with a halo and without one use the same tensors in turn
+    for (Recompute recompute : {RECOMPUTE_NONE, RECOMPUTE_BLOCK})
+        check_process(world, PROCESS_MODEL " num_hidden_layers=3", 1, T, 2, recompute);
 }
 
 int main(int argc, char** argv) {
