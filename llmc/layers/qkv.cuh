@@ -42,11 +42,11 @@ typedef struct {
 struct QkvArgs {
     HeadPath paths[3];
     int64_t row_stride, columns;
-    int tokens, T, dh, weight_stride;
-    int heads[3];                         // of each path
-    int key_blocks;                       // thread blocks for the heads of k, or v, of a token
+    int tokens, T, NH, dh, weight_stride;
     int units;                            // thread blocks for the three paths of a token
     int segment, segments_of_T, segments; // backward: tokens of one; number in a sequence, and in all
+    int heads[3];                         // of each path
+    int key_blocks;                       // thread blocks for the heads of k, or v, of a token
 };
 
 // ----------------------------------------------------------------------------
@@ -129,27 +129,27 @@ enum {
     QKV_LEAST_SEGMENT = 8     // tokens of a segment of the backward pass
 };
 
-// What one of a token's units computes: a path, and which of its heads. q may have more thread blocks than k
-// and v.
-struct QkvUnit {
+// What one of a token's units computes: a path, and which of its heads. GROUPED, here and below: k and v have
+// fewer heads than q, which may have more thread blocks.
+template <bool GROUPED> struct QkvUnit {
     int path, block;
 
     __device__ QkvUnit(int key_blocks, int unit) {
-        bool all = unit < 3 * key_blocks; // paths take turns
+        bool all = !GROUPED || unit < 3 * key_blocks; // paths take turns
         path = all ? unit % 3 : 0;
         block = all ? unit / 3 : unit - 2 * key_blocks;
     }
 };
 
-template <bool DOCS>
+template <bool DOCS, bool GROUPED>
 __global__ static void __launch_bounds__(256, 4)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, float* squares, const bf16* proj,
                        const float* angles, const int32_t* doc_start) {
     kernel_wait();
     int first = (int)block_from_end() / a.units * QKV_TOKENS;
-    QkvUnit unit(a.key_blocks, (int)block_from_end() % a.units);
+    QkvUnit<GROUPED> unit(a.key_blocks, (int)block_from_end() % a.units);
     const HeadPath& path = a.paths[unit.path];
-    const int heads = a.heads[unit.path];
+    const int heads = GROUPED ? a.heads[unit.path] : a.NH;
     HeadThread me = head_thread(heads, a.dh, unit.block);
     bool shift = path.shift >= 0, norm = path.weight != NULL, measured = squares && unit.path < 2;
     int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
@@ -186,7 +186,7 @@ __global__ static void __launch_bounds__(256, 4)
     if (!measured) return;
     float largest = 0;
     for (float x : square) largest = fmaxf(largest, head_sum(x, me));
-    int64_t groups = gridDim.x / (unsigned)a.units, row = unit.path * a.heads[0] + me.head;
+    int64_t groups = gridDim.x / (unsigned)a.units, row = unit.path * a.NH + me.head;
     if (me.active && me.channel == 0) squares[row * groups + first / QKV_TOKENS] = largest;
 }
 
@@ -200,7 +200,7 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     a.columns = shape->columns;
     a.tokens = (int)tokens;
     a.T = (int)shape->T;
-    a.heads[0] = (int)shape->NH;
+    a.NH = a.heads[0] = (int)shape->NH;
     a.heads[1] = a.heads[2] = (int)key_heads(shape);
     a.dh = (int)shape->dh;
     a.weight_stride = (int)shape->weight_stride;
@@ -216,7 +216,9 @@ static inline void qkv_forward(const HeadPath paths[3], float* squares, const bf
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
-    auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
+    const bool grouped = head_group(shape) > 1;
+    auto kernel = grouped ? qkv_forward_kernel<false, true> : qkv_forward_kernel<false, false>;
+    if (shape->doc_start) kernel = grouped ? qkv_forward_kernel<true, true> : qkv_forward_kernel<true, false>;
     launch_after(kernel, head_norm_groups(shape) * a.units, heads.threads, 0, stream, a, squares, proj,
                  angles, shape->doc_start);
 }
@@ -322,7 +324,7 @@ __global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
                     drow[(int64_t)(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
             }
         }
-        int64_t row_of_path = (int64_t)p * groups * a.heads[0] * a.dh + (int64_t)group * d;
+        int64_t row_of_path = (int64_t)p * groups * a.NH * a.dh + (int64_t)group * d;
         if (norm && me.active) store8(partial + row_of_path + in_heads, dw);
     }
     quantized.finish();

@@ -100,13 +100,13 @@ __device__ static inline DecodeAssignment decode_assignment(const DecodeArgs& a,
 // ----------------------------------------------------------------------------
 // a head
 
-template <int DH, bool GATE> struct DecodeWarp {
+template <int DH, bool GATE, bool GROUPED> struct DecodeWarp {
     const DecodeArgs& a;
     DecodeShared<DH>& shared;
     const int lane, warp;
     const DecodeAssignment block;
-    DecodeLookup<DH> lookup;
-    DecodeRing<DH, GATE> ring;
+    DecodeLookup<DH, GROUPED> lookup;
+    DecodeRing<DH, GATE, GROUPED> ring;
     DecodeSoftmax<DH, GATE> softmax;
     DecodeHead now; // the head that is computed
 
@@ -174,11 +174,12 @@ __device__ static inline void decode_add_new_token(DecodeShared<DH>& shared, con
 
 // By one thread, after all warps have read the gate's state: appends the new token's gate and updates the
 // state.
+template <bool GROUPED>
 static __device__ inline void decode_store_gate(const DecodeArgs& a, const DecodeHead& now, double cum_logf) {
     double2* state = a.pages.gates + pages_gate(a.pages, now.own.slot, a.append.layer, now.h);
     double2 before = now.own.position > 0 ? *state : double2{};
     double weights = 1 + exp(cum_logf - before.x) * before.y; // the difference is exact
-    kv_append_gate_store(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
+    kv_append_gate_store<GROUPED>(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
     *state = {cum_logf, weights};
 }
 
@@ -213,24 +214,25 @@ __device__ static inline void decode_output(const DecodeArgs& a, const DecodeSha
 }
 
 // Computes head w.now. first: this call also calls kernel_wait, before it reads what this pass wrote.
-template <int DH, bool GATE>
-__device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThread& me, bool first) {
+template <int DH, bool GATE, bool GROUPED>
+__device__ static inline void decode_head(DecodeWarp<DH, GATE, GROUPED>& w, const HeadThread& me,
+                                          bool first) {
     const DecodeArgs& a = w.a;
     DecodeShared<DH>& shared = w.shared;
     PassRows own = w.now.own;
     bool is_first_block = w.block.rank() == 0, appends = is_first_block && w.warp == 0;
     KvAppendRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
-    KvAppendPrefetch prefetched[3] = {kv_append_prefetch(a.pages, a.append, rows[0], me)};
+    KvAppendPrefetch prefetched[3] = {kv_append_prefetch<GROUPED>(a.pages, a.append, rows[0], me)};
     HeadThread key = me; // of the head of keys, which the first query head of its group appends
-    key.head = me.head / a.pages.group;
+    if (GROUPED) key.head = me.head / a.pages.group;
     for (int kind = 1; appends && kind < 3; kind++)
-        prefetched[kind] = kv_append_prefetch(a.pages, a.append, rows[kind], key);
+        prefetched[kind] = kv_append_prefetch<GROUPED>(a.pages, a.append, rows[kind], key);
     double cum_logf = GATE && own.position > 0
                           ? a.pages.gates[pages_gate(a.pages, own.slot, a.append.layer, me.head)].x
                           : 0;
     if (first) kernel_wait();
 
-    Raw8 q = kv_append_value(a.pages, a.append, rows[0], prefetched[0], me);
+    Raw8 q = kv_append_value<GROUPED>(a.pages, a.append, rows[0], prefetched[0], me);
     w.softmax.cum_logf = cum_logf;
     if (GATE)
         w.softmax.cum_logf += pages_round_logf(forget_gate_logf(forget_gate_logit(
@@ -240,12 +242,12 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     if (appends) {
         HeadThread once = me, key_once = key;
         once.active = w.lane < DH / 8;
-        key_once.active = once.active && me.head % a.pages.group == 0;
-        Raw8 k = kv_append_value(a.pages, a.append, rows[1], prefetched[1], key);
-        Raw8 v = kv_append_value(a.pages, a.append, rows[2], prefetched[2], key);
-        kv_append_store(a.pages, a.append, rows[0], q, once);
-        kv_append_store(a.pages, a.append, rows[1], k, key_once);
-        kv_append_store(a.pages, a.append, rows[2], v, key_once);
+        key_once.active = once.active && (!GROUPED || me.head % a.pages.group == 0);
+        Raw8 k = kv_append_value<GROUPED>(a.pages, a.append, rows[1], prefetched[1], key);
+        Raw8 v = kv_append_value<GROUPED>(a.pages, a.append, rows[2], prefetched[2], key);
+        kv_append_store<GROUPED>(a.pages, a.append, rows[0], q, once);
+        kv_append_store<GROUPED>(a.pages, a.append, rows[1], k, key_once);
+        kv_append_store<GROUPED>(a.pages, a.append, rows[2], v, key_once);
         decode_add_new_token(shared, q, k, v, me);
     }
     w.run();
@@ -264,27 +266,29 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
         if (i % DH == 0) w.block.store(&shared.split_state[split].row_sum, state.row_sum);
     }
     w.block.arrive();
-    if (GATE && is_first_block && w.warp == 1 && w.lane == 0) decode_store_gate(a, w.now, w.softmax.cum_logf);
+    if (GATE && is_first_block && w.warp == 1 && w.lane == 0)
+        decode_store_gate<GROUPED>(a, w.now, w.softmax.cum_logf);
     if (w.block.is_whole()) __syncthreads();
     w.block.wait(); // all splits are in the first block's shared memory (invariant 4)
     if (appends) decode_output(a, shared, own.begin, output, me);
 }
 
-template <int DH, bool GATE>
+// GROUPED: several query heads read one head of keys. Without, no instruction is spent on groups.
+template <int DH, bool GATE, bool GROUPED>
 __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs a) {
     extern __shared__ __align__(1024) char shared_bytes[];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, NH = (int)a.pages.NH;
     DecodeAssignment block = decode_assignment(a, lane);
-    DecodeWarp<DH, GATE> w = {.a = a,
-                              .shared = *(DecodeShared<DH>*)shared_bytes,
-                              .lane = lane,
-                              .warp = warp,
-                              .block = block,
-                              .lookup = {a, lane, warp, block.first_split, block.splits},
-                              .ring = {a},
-                              .softmax = {lane},
-                              .now = {}};
+    DecodeWarp<DH, GATE, GROUPED> w = {.a = a,
+                                       .shared = *(DecodeShared<DH>*)shared_bytes,
+                                       .lane = lane,
+                                       .warp = warp,
+                                       .block = block,
+                                       .lookup = {a, lane, warp, block.first_split, block.splits},
+                                       .ring = {a},
+                                       .softmax = {lane},
+                                       .now = {}};
     DecodeHead head = {};
     if (block.head >= 0) head = {a.pass.sequences[block.head / NH], block.head % NH, 0};
     w.lookup.prefetch(head);
@@ -299,7 +303,8 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
 // ----------------------------------------------------------------------------
 // launch
 
-template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cudaStream_t stream) {
+template <int DH, bool GATE, bool GROUPED>
+static inline void decode_launch(DecodeArgs* a, cudaStream_t stream) {
     int64_t heads = a->pass.num_sequences * a->pages.NH, blocks = DECODE_SPLITS;
     int64_t num_sms = device_attribute(cudaDevAttrMultiProcessorCount);
     int64_t resident = (DH == 64 ? 2 : 1) * num_sms;
@@ -314,8 +319,15 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
     int64_t splits = DECODE_SPLITS / (uneven ? 1 : blocks), grid = clusters * blocks;
     a->blocks = (int)blocks;
     a->stages = decode_stages<DH>(uneven && grid <= num_sms);
-    launch_clusters(decode_kernel<DH, GATE>, a->blocks, dim3((unsigned)grid), 32 * DECODE_WARPS,
+    launch_clusters(decode_kernel<DH, GATE, GROUPED>, a->blocks, dim3((unsigned)grid), 32 * DECODE_WARPS,
                     DecodeShared<DH>::bytes(splits, a->stages), stream, *a);
+}
+
+template <bool GROUPED> static inline void decode_launch_of(DecodeArgs* a, cudaStream_t stream) {
+    const bool gate = a->pages.cum_logf;
+    (a->pages.dh == 64 ? gate ? decode_launch<64, true, GROUPED> : decode_launch<64, false, GROUPED>
+     : gate ? decode_launch<128, true, GROUPED>
+                       : decode_launch<128, false, GROUPED>)(a, stream);
 }
 
 // Whether decode_attention computes the sequences of a pass that have one row. True without a GPU.
@@ -326,7 +338,7 @@ static inline bool decode_runs(void) {
         const int64_t needed = std::max(DecodeShared<64>::bytes(DECODE_SPLITS, DECODE_MAX_STAGES),
                                         DecodeShared<128>::bytes(DECODE_SPLITS, DECODE_MAX_STAGES));
         cudaFuncAttributes kernel;
-        CUDA_CHECK(cudaFuncGetAttributes(&kernel, decode_kernel<64, true>));
+        CUDA_CHECK(cudaFuncGetAttributes(&kernel, decode_kernel<64, true, false>));
         runs = decode_runs_of(kernel.ptxVersion, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                               needed);
     }
@@ -342,7 +354,5 @@ static inline void decode_attention(const ExtendOutput* out, const KvAppend* app
     Range range("attention", RANGE_FORWARD, stream);
     DecodeArgs a = {.pages = *p, .append = *append, .pass = *layer->pass, .out = *out};
     if (layer->pass->is_uneven) a.order = extend_layer_order(&layer->work->order, p, layer->index);
-    (p->dh == 64   ? p->cum_logf ? decode_launch<64, true> : decode_launch<64, false>
-       : p->cum_logf ? decode_launch<128, true>
-                   : decode_launch<128, false>)(&a, stream);
+    (p->group > 1 ? decode_launch_of<true> : decode_launch_of<false>)(&a, stream);
 }

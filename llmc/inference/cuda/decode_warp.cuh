@@ -73,7 +73,7 @@ template <int DH> struct alignas(2 * DH) DecodeShared {
     }
 };
 
-// Where a tile is in the pool: its first token in k and v, and the row of its page in cum_logf
+// Where a tile is in the pool: its first token in k and v, and with GROUPED the row of its page in cum_logf
 struct DecodeTile {
     int keys, gate_row;
 };
@@ -89,7 +89,7 @@ struct DecodeHead {
 
 // Iterates over the tiles of a warp in the order in which they are copied: heads, splits, iterations. A lane
 // holds one of the block's heads, and one of the 32 tiles that are looked up at a time.
-template <int DH> struct DecodeLookup {
+template <int DH, bool GROUPED> struct DecodeLookup {
     static constexpr int KEYS = DecodeStage<DH>::KEYS;
 
     const DecodeArgs& a;
@@ -114,7 +114,7 @@ template <int DH> struct DecodeLookup {
         return (head.visible & -KEYS) + ((iteration * DECODE_SPLITS + split) * DECODE_WARPS + warp) * KEYS;
     }
     __device__ int64_t head_index(const DecodeHead& head) const {
-        return pages_query_head(a.pages, head.own.slot, a.append.layer, head.h);
+        return pages_query_head<GROUPED>(a.pages, head.own.slot, a.append.layer, head.h);
     }
     // The head of lane `from`, in all lanes
     __device__ DecodeHead head_of(int from) const {
@@ -159,7 +159,7 @@ template <int DH> struct DecodeLookup {
             const Pages& p = a.pages;
             found_token = token;
             found_page = p.table[head_index(head) * p.table_width + token / PAGE_TOKENS];
-            found_row = head.h % p.group;
+            if (GROUPED) found_row = head.h % p.group;
         }
         looked_up += 32;
         if (looked_up >= splits * iterations) {
@@ -173,20 +173,20 @@ template <int DH> struct DecodeLookup {
             more = pending_heads != 0;
             pending_tiles = __ballot_sync(~0u, found_token >= 0);
             source.keys = found_page * PAGE_TOKENS + found_token % PAGE_TOKENS;
-            source.gate_row = found_page * a.pages.group + found_row;
+            if (GROUPED) source.gate_row = found_page * a.pages.group + found_row;
             look_up();
         }
         if (pending_tiles == 0) return {-1, -1};
         int from = __ffs((int)pending_tiles) - 1;
         pending_tiles &= pending_tiles - 1;
-        return {__shfl_sync(~0u, source.keys, from), __shfl_sync(~0u, source.gate_row, from)};
+        return {__shfl_sync(~0u, source.keys, from), GROUPED ? __shfl_sync(~0u, source.gate_row, from) : 0};
     }
 };
 
 // ----------------------------------------------------------------------------
 // ring of keys and values
 
-template <int DH, bool GATE> struct DecodeRing {
+template <int DH, bool GATE, bool GROUPED> struct DecodeRing {
     const DecodeArgs& a;
     DecodeStage<DH>* stages; // the warp's
     uint64_t* barriers;
@@ -206,9 +206,9 @@ template <int DH, bool GATE> struct DecodeRing {
         DecodeStage<DH>& s = stages[to];
         bulk_arrive_expect(barriers + to, (int)(sizeof s.k + sizeof s.v + (GATE ? sizeof s.cum_logf : 0)));
         bulk_copy(s.k, p.k + (int64_t)tile.keys * DH, sizeof s.k, barriers + to);
-        if (GATE)
-            bulk_copy(s.cum_logf, p.cum_logf + (int64_t)tile.gate_row * PAGE_TOKENS + tile.keys % PAGE_TOKENS,
-                      sizeof s.cum_logf, barriers + to);
+        int64_t gate = tile.keys;
+        if (GROUPED) gate = (int64_t)tile.gate_row * PAGE_TOKENS + tile.keys % PAGE_TOKENS;
+        if (GATE) bulk_copy(s.cum_logf, p.cum_logf + gate, sizeof s.cum_logf, barriers + to);
         bulk_copy(s.v, p.v + (int64_t)tile.keys * DH, sizeof s.v, barriers + to);
     }
     __device__ void wait() const { bulk_wait(barriers + stage, (uint32_t)phase); }

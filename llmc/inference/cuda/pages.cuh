@@ -40,8 +40,8 @@ typedef struct {
     int32_t* table;      // [slots, heads, table_width]
     int32_t* forgotten;  // [slots, heads] number of forgotten pages, the first ones of a head
     double2* gates; // [slots, layers NH] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
-    // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, in element position % 2 of
-    // the first 2: thread blocks of one group may read the token before while another writes the next
+    // [layers, slots, 2, 2, KVH dh] k and v before the shift of the last token, with a group in element
+    // position % 2 of the first 2: its thread blocks may read the token before while another writes the next
     bf16* last;
     double* limits;         // [layers NH] U from QK norm's weights; NULL: no QK norm
     double log_tolerance;   // ln of the share of a row's weight that may be forgotten
@@ -66,21 +66,26 @@ __device__ static inline int64_t pages_window(const Pages& p, int64_t l) {
 // Number of heads of keys
 __host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.KVH; }
 
-// Index of a slot's head of keys in arrays [slots, heads], and of the one that query head h reads
+// Index of a slot's head of keys in arrays [slots, heads], and of the one that query head h reads. GROUPED,
+// here and below: false where the group is known to be 1, for code without divisions that computes an index
+// once.
+template <bool GROUPED = true>
 __host__ __device__ static inline int64_t pages_slot_head(const Pages& p, int64_t slot, int64_t l,
                                                           int64_t key_head) {
-    return (slot * p.layers + l) * p.KVH + key_head;
+    return (slot * p.layers + l) * (GROUPED ? p.KVH : p.NH) + key_head;
 }
+template <bool GROUPED = true>
 __device__ static inline int64_t pages_query_head(const Pages& p, int64_t slot, int64_t l, int h) {
-    return pages_slot_head(p, slot, l, h / p.group);
+    return pages_slot_head<GROUPED>(p, slot, l, GROUPED ? h / p.group : h);
 }
 
 // Index of a slot's query head in gates, and of its row of a page in cum_logf and page_logsum
 __device__ static inline int64_t pages_gate(const Pages& p, int64_t slot, int64_t l, int h) {
     return (slot * p.layers + l) * p.NH + h;
 }
+template <bool GROUPED = true>
 __device__ static inline int64_t pages_gate_row(const Pages& p, int64_t page, int h) {
-    return page * p.group + h % p.group;
+    return GROUPED ? page * p.group + h % p.group : page;
 }
 
 // Index in k and v of channels 8 chunk, .. of a page's token
@@ -133,13 +138,14 @@ __device__ static inline double kv_append_gate_chunk(double* total, double* weig
 
 // Stores cum_logf of the lane's token. weights: sum over all tokens j up to the chunk's end of exp(cum_logf
 // of the chunk's last token - cum_logf_j).
+template <bool GROUPED>
 __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppend& a,
                                                    const PassRows& sequence, int h, int position,
                                                    double cum_logf, double weights) {
     int64_t row = sequence.begin + position - sequence.position;
     if (row < sequence.begin || row >= sequence.end) return;
-    int64_t head = pages_query_head(p, sequence.slot, a.layer, h);
-    int64_t at = pages_gate_row(p, p.table[head * p.table_width + position / PAGE_TOKENS], h);
+    int64_t head = pages_query_head<GROUPED>(p, sequence.slot, a.layer, h);
+    int64_t at = pages_gate_row<GROUPED>(p, p.table[head * p.table_width + position / PAGE_TOKENS], h);
     p.cum_logf[at * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
     a.cum_logf[row * p.NH + h] = cum_logf;
     if (p.page_logsum && position % PAGE_TOKENS == PAGE_TOKENS - 1)
@@ -147,6 +153,7 @@ __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppen
 }
 
 // One warp: cum_logf of a sequence's new tokens in one head, in chunks of 32. Every page ends with a chunk.
+template <bool GROUPED>
 __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, const PassRows& sequence,
                                              int h) {
     int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
@@ -155,7 +162,7 @@ __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, 
     for (int first = sequence.position & ~31; first < end; first += 32) {
         double total, weights, c = kv_append_gate_chunk(&total, &weights, p, a, sequence, h, first);
         weights += exp(total) * state.y;
-        kv_append_gate_store(p, a, sequence, h, first + lane, state.x + c, weights);
+        kv_append_gate_store<GROUPED>(p, a, sequence, h, first + lane, state.x + c, weights);
         state = {state.x + total, weights};
     }
     if (lane == 0) p.gates[head] = state;
@@ -163,6 +170,7 @@ __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, 
 
 // The same by a thread block for one head of a sequence with many rows, a chunk a warp. Chunks are combined
 // by a scan of the linear recurrence weights <- exp(total) weights + the chunk's weights.
+template <bool GROUPED>
 __global__ static void __launch_bounds__(1024)
     kv_append_gate_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                           const __grid_constant__ PassArrays pass) {
@@ -191,8 +199,8 @@ __global__ static void __launch_bounds__(1024)
         }
         chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // the state after chunk `lane`
         double before = __shfl_sync(~0u, chunk.x, max(warp - 1, 0));
-        kv_append_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
-                             __shfl_sync(~0u, chunk.y, warp));
+        kv_append_gate_store<GROUPED>(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
+                                      __shfl_sync(~0u, chunk.y, warp));
         state = {__shfl_sync(~0u, chunk.x, 31), __shfl_sync(~0u, chunk.y, 31)};
     }
     if (threadIdx.x == 0) p.gates[head] = state;
@@ -211,12 +219,15 @@ struct KvAppendPrefetch {
 };
 
 // The thread's eight channels of k or v of a sequence's last token, which is at `position`
+template <bool GROUPED>
 __device__ static inline bf16* pages_last_token(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                                 int position, const HeadThread& me) {
-    int64_t token = ((a.layer * p.slots + r.own.slot) * 2 + (position & 1)) * 2 + r.kind - 1;
-    return p.last + (token * p.KVH + me.head) * p.dh + me.channel;
+    const int half = GROUPED ? position & 1 : 0;
+    int64_t token = ((a.layer * p.slots + r.own.slot) * 2 + half) * 2 + r.kind - 1;
+    return p.last + (token * (GROUPED ? p.KVH : p.NH) + me.head) * p.dh + me.channel;
 }
 
+template <bool GROUPED>
 __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, const KvAppend& a,
                                                              const KvAppendRow& r, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
@@ -224,13 +235,14 @@ __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, con
     if (path.weight && me.active)
         prefetched.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
-        prefetched.last = load_raw8(pages_last_token(p, a, r, r.own.position - 1, me));
+        prefetched.last = load_raw8(pages_last_token<GROUPED>(p, a, r, r.own.position - 1, me));
     return prefetched;
 }
 
 // The row's q, k or v, eight channels a thread. The thread that has read `last` writes the pass's last token:
-// to the same place in a pass of an even number of rows, where it alone reads these channels, else to the
-// other.
+// to the same place without groups or in a pass of an even number of rows, where it alone reads these
+// channels, else to the other.
+template <bool GROUPED>
 __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const KvAppendPrefetch& prefetched, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
@@ -243,7 +255,7 @@ __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a,
         if (r.row > r.own.begin)
             before = load_raw8(in - a.row_stride);
         else
-            store16(pages_last_token(p, a, r, r.own.position + r.own.end - 1 - r.row, me),
+            store16(pages_last_token<GROUPED>(p, a, r, r.own.position + r.own.end - 1 - r.row, me),
                     load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
     }
     unpack8(x, now);
@@ -252,6 +264,7 @@ __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a,
 }
 
 // Stores q for attention, k and v in their page.
+template <bool GROUPED>
 __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const Raw8& out, const HeadThread& me) {
     PassRows own = r.own;
@@ -261,13 +274,14 @@ __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a,
         store16(a.paths[0].out + (r.row * p.NH + me.head) * p.dh + me.channel, out);
         return;
     }
-    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head),
+    int64_t head = pages_slot_head<GROUPED>(p, own.slot, a.layer, me.head),
             page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
     store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8), out);
 }
 
 // Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, key_blocks a row for k,
 // as many for v, and row_blocks in all: q, k, v of several heads of a row.
+template <bool GROUPED>
 __global__ static void __launch_bounds__(256)
     kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                      const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks,
@@ -281,16 +295,16 @@ __global__ static void __launch_bounds__(256)
         PassRows sequence = pass.sequences[i / NH];
         if (sequence.end - sequence.begin < KV_APPEND_GATE_ROWS &&
             pass.row_tiles[sequence.begin] != PASS_DECODE)
-            kv_append_gate(p, a, sequence, i % NH);
+            kv_append_gate<GROUPED>(p, a, sequence, i % NH);
         return;
     }
     int row = block / row_blocks;
-    QkvUnit unit(key_blocks, block % row_blocks);
-    HeadThread me = head_thread((int)(unit.path ? p.KVH : p.NH), (int)p.dh, unit.block);
+    QkvUnit<GROUPED> unit(key_blocks, block % row_blocks);
+    HeadThread me = head_thread((int)(GROUPED && unit.path ? p.KVH : p.NH), (int)p.dh, unit.block);
     KvAppendRow r = {unit.path, row, pass.rows[row]};
     if (pass.row_tiles[row] == PASS_DECODE) return;
-    Raw8 out = kv_append_value(p, a, r, kv_append_prefetch(p, a, r, me), me);
-    kv_append_store(p, a, r, out, me);
+    Raw8 out = kv_append_value<GROUPED>(p, a, r, kv_append_prefetch<GROUPED>(p, a, r, me), me);
+    kv_append_store<GROUPED>(p, a, r, out, me);
 }
 
 // Appends a layer's rows, except those that decode_attention appends: q to a->paths[0].out, k, v and cum_logf
@@ -302,11 +316,14 @@ static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays
     int key_blocks = ceil_div(grid.blocks, p->group), row_blocks = grid.blocks + 2 * key_blocks;
     int warps = grid.threads / 32;
     int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
-    launch_after(kv_append_kernel, dim3((unsigned)(gates + pass->num_rows * row_blocks)), grid.threads, 0,
-                 stream, *p, *a, *pass, gates, row_blocks, key_blocks);
+    const bool grouped = p->group > 1;
+    launch_after(grouped ? kv_append_kernel<true> : kv_append_kernel<false>,
+                 dim3((unsigned)(gates + pass->num_rows * row_blocks)), grid.threads, 0, stream, *p, *a,
+                 *pass, gates, row_blocks, key_blocks);
     if (p->cum_logf && pass->num_rows >= KV_APPEND_GATE_ROWS) {
+        auto gate_kernel = grouped ? kv_append_gate_kernel<true> : kv_append_gate_kernel<false>;
         dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
-        CUDA_LAUNCH(kv_append_gate_kernel, heads, 1024, stream, *p, *a, *pass);
+        CUDA_LAUNCH(gate_kernel, heads, 1024, stream, *p, *a, *pass);
     }
 }
 
