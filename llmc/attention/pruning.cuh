@@ -140,8 +140,10 @@ template <int DH> struct PruningRows {
     static constexpr int STEP = THREADS / LANES, TOKENS = STEP * PRUNING_LOADS;
 };
 
-// Query heads that read one head of keys
-__device__ static inline int pruning_group(const HeadShape& s) { return s.KVH ? (int)(s.NH / s.KVH) : 1; }
+// The head of keys that query head h reads, without divisions where each has its own
+__device__ static inline int pruning_key_head(const HeadShape& s, int h) {
+    return s.KVH && s.KVH != s.NH ? h / ((int)s.NH / (int)s.KVH) : h;
+}
 
 // squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0) and of k (1). Thread block
 // slice B NH + head reads TOKENS tokens of one head. Floats >= 0 compare like their bits, so atomicMax on
@@ -153,11 +155,11 @@ __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
                            int64_t first_query) {
     typedef PruningRows<DH> R;
     int NH = (int)s.NH, heads = (int)s.B * NH, head = (int)(blockIdx.x % (unsigned)heads);
-    int group = blockIdx.y ? pruning_group(s) : 1; // heads of a group find the same of k
+    bool keys = blockIdx.y; // heads of a group find the same of k
     int64_t first = (int64_t)(blockIdx.x / (unsigned)heads) * R::TOKENS + threadIdx.x / R::LANES, T = s.T;
-    int64_t row_stride = (int64_t)(NH / group) * DH, least = blockIdx.y ? 0 : first_query;
-    const bf16* x =
-        (blockIdx.y ? k : q) + (head / NH * T + first - least) * row_stride + head % NH / group * DH;
+    int64_t row_stride = (keys && s.KVH ? s.KVH : s.NH) * DH, least = keys ? 0 : first_query;
+    const bf16* x = (keys ? k : q) + (head / NH * T + first - least) * row_stride +
+                    (keys ? pruning_key_head(s, head % NH) : head % NH) * DH;
     x += threadIdx.x % R::LANES * 8;
     Raw8 raw[PRUNING_LOADS] = {};
 #pragma unroll
@@ -196,7 +198,7 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
 __device__ static inline double pruning_weight_limit(const Pruning& p, const HeadShape& s, int h) {
     int dh = (int)s.dh, half = p.rope_gain > 0 ? dh / 2 : dh;
     const bf16* q = p.q_weight + h * s.weight_stride;
-    const bf16* k = p.k_weight + h / pruning_group(s) * s.weight_stride;
+    const bf16* k = p.k_weight + pruning_key_head(s, h) * s.weight_stride;
     float q_max = 0, k_max = 0, product = 0;
     for (int pair = (int)threadIdx.x % 32; pair < half; pair += 32) { // without RoPE a pair is one channel
         float a = 0, b = 0;
@@ -222,7 +224,7 @@ __device__ static inline double pruning_norm_limit(const Pruning& p, const HeadS
         int64_t groups = ceil_div<int64_t>(s.B * s.T, NORM_TOKENS), first = head / NH * s.T / NORM_TOKENS;
         int count = (int)(ceil_div<int64_t>((head / NH + 1) * s.T, NORM_TOKENS) - first);
         const float* q = p.squares + head % NH * groups + first;
-        const float* k = p.squares + (NH + head % NH / pruning_group(s)) * groups + first;
+        const float* k = p.squares + (NH + pruning_key_head(s, head % NH)) * groups + first;
         float q_max = 0, k_max = 0;
 #pragma unroll 8
         for (int group = (int)threadIdx.x; group < count; group += PRUNING_THREADS)
