@@ -120,7 +120,7 @@ struct AttentionShape {
     int heads, group;  // heads = B NH, taken in groups of `group`
     int tiles_per_head;
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
-    int key_group;          // query heads that read one head of keys and values
+    uint32_t key_inverse;   // ceil(2^16 / group) of a group of query heads that read one head of keys
     int64_t key_stride;     // as row_stride, of k and v
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
     int window;             // keys that a query sees, its own the last; read where attention_windowed
@@ -129,8 +129,11 @@ struct AttentionShape {
 
     // Offset in k and v of the first token that head b NH + h reads
     template <int DH> __device__ int64_t key_base(int head) const {
-        return (int64_t)(head / NH) * T * key_stride + head % NH / key_group * DH;
+        return (int64_t)(head / NH) * T * key_stride + key_head(head % NH) * DH;
     }
+    // The head of keys and values that query head h reads, h / group: exact for up to 256 heads, and much
+    // faster than a division.
+    __device__ int key_head(int h) const { return (int)((uint32_t)h * key_inverse >> 16); }
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
     __device__ int heads_with_tiles() const { return tiled_heads ? *tiled_heads : heads; }
     // The n-th tile to compute of the first `heads` heads. Within a group of heads the longest tiles come
@@ -162,13 +165,14 @@ static inline bool attention_windowed(const HeadShape* s) { return s->window > 0
 // a token; 4 for k and v, or q and dout. bounds may be NULL.
 static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
                                              int64_t bytes_per_channel) {
+    assert(s->NH <= (head_group(s) == 1 ? 1 << 16 : 256)); // key_head
     AttentionShape shape = {.T = (int)s->T,
                             .NH = (int)s->NH,
                             .blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK),
                             .heads = (int)(s->B * s->NH),
                             .tiles_per_head = (int)ceil_div<int64_t>(s->T, rows),
                             .row_stride = s->NH * s->dh,
-                            .key_group = (int)head_group(s),
+                            .key_inverse = (uint32_t)ceil_div<int64_t>(1 << 16, head_group(s)),
                             .key_stride = key_heads(s) * s->dh,
                             .window = (int)s->window};
     if (bounds) shape.bounds = *bounds;

@@ -117,7 +117,7 @@ __device__ static inline void sm90_backward_tma_producer(typename F::Shared& sha
                                                          const Sm90BackwardParameters& p,
                                                          const Sm90BackwardBlock& x) {
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
-    const int key_head = x.h / p.shape.key_group;
+    const int key_head = p.shape.key_head(x.h);
     sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, key_head, x.j0, x.b, &shared.keys_full);
     sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, key_head, x.j0, x.b, &shared.keys_full);
     Sm90Ring<F::STAGES> ring;

@@ -78,7 +78,7 @@ struct Sm90BandStrip {
         band = position >= shape.heads_with_tiles();
         b = head / shape.NH;
         h = head % shape.NH;
-        key_head = h / shape.key_group;
+        key_head = shape.key_head(h);
         blocks = ceil_div(shape.T, ATTENTION_BAND);
         first = (int)blockIdx.x % strips(shape.T) * BLOCKS;
         end = min(first + BLOCKS, blocks);

@@ -127,7 +127,7 @@ __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shar
         sm90_wait(&shared.q_empty, tile_count % 2 ^ 1);
         sm90_arrive_expect_tx(&shared.q_full, sizeof shared.q);
         sm90_load_tile<F::CHANNELS, F::ROWS>(shared.q, &p.q, tile.h, tile.i0, tile.b, &shared.q_full);
-        const int key_head = tile.h / p.shape.key_group;
+        const int key_head = p.shape.key_head(tile.h);
         auto load = [&](bf16* to, const CUtensorMap* map, uint64_t* full, uint64_t* empty, int n,
                         uint32_t step) {
             sm90_wait(empty + F::stage(step), F::phase(step) ^ 1);
