@@ -6,21 +6,19 @@ scratch=build/test/compare
 rm -rf $scratch
 mkdir -p $scratch
 . dev/test/check.sh
-. dev/test/warm/warm.sh
 python=${PYTHON:-python3}
-logs() { warm dev/test/scripts/logs.py "$@"; }
-compare() { warm scripts/compare.py "$@"; }
-warm_python $python compare
+logs() { $python dev/test/scripts/logs.py "$@"; }
+compare() { $python scripts/compare.py "$@"; }
 # picture NAME [LABEL...]: $scratch/NAME.svg has plain ticks and a legend of one column. bands COUNT NAME
-picture() { check "ticks and legend of $1" warm dev/test/scripts/picture.py "$scratch/$1.svg" "${@:2}"; }
+picture() { check "ticks and legend of $1" $python dev/test/scripts/picture.py "$scratch/$1.svg" "${@:2}"; }
 bands() { equals "$1" "$(grep -c 'fill-opacity: 0.2' "$scratch/$2.svg")"; }
 logs runs $scratch/runs || fail "logs"
-check "statistics of pairs" warm dev/test/scripts/paired.py
+check "statistics of pairs" $python dev/test/scripts/paired.py
 r=$scratch/runs
 
 # 100 steps of 36 s and a validation of 72 s on 2 ranks: 2.04 GPU-hours; one has 10 steps more, done twice
 row() { sed -n "$1p" $scratch/stdout | tr -s ' '; }
-check "families" $python scripts/compare.py --no-plots $r/fox? $r/transformer?
+check "families" compare --no-plots $r/fox? $r/transformer?
 equals "| fox | 3 | 10,000 | 2.1000 | 0.1000 | 3 | 2.107 | 6.320 |" "$(row 3)"
 equals "| transformer | 3 | 10,000 | 2.6000 | 0.1000 | 3 | 2.040 | 6.120 |" "$(row 4)"
 sed 's/"device": "A GPU"/"device": "CPU"/' $r/fox1/log.jsonl >$scratch/cpu.jsonl
@@ -39,7 +37,7 @@ check "parts of the held-out data" compare --no-plots $scratch/part?.jsonl $r/tr
 said "| held-out loss of | seeds |"
 said "2 | 1.5000 ± 0.7071 | 4.0000 ± 0.0000 |"
 # scripts/speedrun.sh and its table: 100 steps of 36 s on 2 ranks to the only validation
-to_loss() { warm scripts/sweep/to_loss.py "$@"; }
+to_loss() { $python scripts/sweep/to_loss.py "$@"; }
 check "to a loss" to_loss --driver 9.8 2.2 $r/fox2 $r/transformer1
 equals "| fox | 2.2 | 2.1000 | 10,000 | 3,600.0 | 2.0000 | 2.1000 | 3 | 2 | A GPU | 9.8 | 1a | - | - |" "$(row 3)"
 equals "| transformer | 2.2 | not reached | - | - | - | 2.5000 | 3 | 1 | A GPU | 9.8 | 1a | - | - |" "$(row 4)"
@@ -216,9 +214,8 @@ said "note: $scratch/empty: no run with a step in its log; goes on without it"
 said "note: $scratch/no_log/log.jsonl: cannot read: No such file or directory; goes on without it"
 equals "| fox | 2 |" "$(row 5 | cut -d'|' -f-3)|"
 
-if $python -c 'import safetensors, importlib.metadata as m; m.version("matplotlib")' 2>$scratch/stderr; then
-    warm_python $python compare plots matplotlib.backends.backend_svg safetensors.numpy
-    check "drawings of eval/" warm dev/test/scripts/drawings.py $scratch
+if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
+    check "drawings of eval/" $python dev/test/scripts/drawings.py $scratch
     check "half-lives" logs gates $scratch/gates
     said "note: half-lives without --maps are those of the gates' biases"
     g=$scratch/gates
@@ -238,7 +235,7 @@ if $python -c 'import safetensors, importlib.metadata as m; m.version("matplotli
     dies "eval.json: cannot read: " compare $r/fox1 --maps $r/fox1/eval.json --out $scratch/g
     evals="--eval $r/fox1/eval.json $r/fox2/eval.json $r.eval/transformer1.json"
     check "pictures" compare $r/fox? $r/transformer? --out $scratch/a $evals
-    check "again, with other hashes" $python scripts/compare.py $r/fox? $r/transformer? --out $scratch/b $evals
+    check "again" compare $r/fox? $r/transformer? --out $scratch/b $evals
     for name in loss pruned position eval; do
         same $scratch/a_$name.svg $scratch/b_$name.svg
     done
@@ -287,6 +284,6 @@ lost() {
     dies "cannot write to standard output: " full "$@"
     dies "standard output is closed" closed "$@"
 }
-lost $python scripts/compare.py $r/fox1 --no-plots
+lost compare $r/fox1 --no-plots
 for script in compare make_shards eval/results sweep/learning_rate; do lost python3 scripts/$script.py --help; done
 report
