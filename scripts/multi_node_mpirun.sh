@@ -45,7 +45,7 @@ for host in $(echo "$hosts" | tr , ' '); do
     ranks=$((ranks + gpus))
 done
 
-# unreachable HOST: a line where it has no route to this host's address of IFNAME. mpirun would need eight
+# unreachable HOST: an error if it has no route to this host's address of IFNAME. mpirun would not name the host
 unreachable() {
     [ "$1" != "$(uname -n)" ] || return 0
     says=$(${OMPI_MCA_plm_rsh_agent:-ssh -x -o BatchMode=yes} "$1" "timeout 5 bash -c ': </dev/tcp/$address/22'" 2>&1 </dev/null) ||

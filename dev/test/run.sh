@@ -12,8 +12,8 @@ set -u
 logs=build/test/logs
 counts=${RUN_COUNTS:-$logs/counts} # what has ended, in a file each
 jobs=${JOBS:-$(nproc)}
-# Tests share the cores: few threads each, which hardly spin in the time of other tests (llmc/cpu/threads.h: 10000, of which
-# small models' tests need twenty times the CPU time), nor do MPI's ranks
+# Tests share the cores: few threads each, which spin a hundredth as long as the trainer's (llmc/cpu/threads.h), with whose
+# 10000 tests of small models take up to twenty times the CPU time; MPI's ranks yield
 [ "$jobs" = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-100} \
     OMPI_MCA_mpi_yield_when_idle=1
 # Python keeps compiled modules, also where the environment says not to: compiling transformers takes longer than a test

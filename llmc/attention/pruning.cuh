@@ -103,7 +103,8 @@ typedef struct {
     bool acp;                        // use the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
-    HeadPart part; // whose queries' blocks are counted, among all keys before them; no window unless it is 0
+    HeadPart
+        part; // the queries whose blocks are counted, with all keys before them; 0 where there is a window
 } Pruning;
 
 #define PRUNING_BAND INT64_MAX // subtracted from a band head's work: negative, and still sorted by work

@@ -297,7 +297,7 @@ static void run_halos(real* o, real* dproj, HeadWeights* gradients, const HeadWe
     }
 }
 
-// Gates of some e^-0.4 forget all but 1e-22 of what is before a halo.
+// Log gates are some -0.4, so that what is before a halo keeps 1e-22 of its weight.
 static void check_halos(void) {
     const int64_t T = HALO_RANKS * HALO_TOKENS, num_weights = sizeof(HeadWeights) / sizeof(real);
     real *proj = random_reals(T * HALO_ROW, 20), *dout = random_reals(T * HALO_D, 21), *o[3], *dproj[3];
