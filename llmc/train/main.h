@@ -108,9 +108,11 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     for (int candidate = 0; exit_code == RUN_DAMAGED; candidate++) {
         Error err;
         Run run;
-        if (candidate > 0 && candidate == folder.count)
+        if (candidate > 0 && candidate == folder.count) {
+            ranks_wait_turn(world, false); // behind the warnings, which rank 0 prints
             die("%s: has %s, and none can be read; move them away to start anew", line.options.out,
                 counted(folder.count, "checkpoint").text);
+        }
         if (run_configure(&run, &line, world, &folder, candidate, trainer->suggested_tokens, &err))
             exit_code = run_work(trainer, &run, &err);
         if (exit_code == RUN_DAMAGED && run.branched) die("%s", err.msg);
