@@ -53,10 +53,10 @@ enum { NUM_MEASURED_RATES = sizeof measured_rates / sizeof measured_rates[0] };
 #define RATE_LONG        65536    // tokens from which attention has most FLOPs, and the MFU stays as it is
 #define RATE_FAR         2.5      // rate_distance from which a measurement tells nothing
 
-// Speed relative to linear scaling where GPUs share each sequence: two GPUs, and more, of which four were
-// measured, with initial gates alone (dev/SPEED.md: 0.987 unpruned, 0.954 and 0.971 spread, 0.876 and 0.758
-// initial).
-static const double rate_shared[2][NUM_RATES] = {{0.98, 0.95, 0.87}, {0.98, 0.95, 0.76}};
+// Speed relative to linear scaling where GPUs share each sequence: two GPUs (dev/SPEED.md: 0.987 unpruned,
+// 0.956 spread, 0.972 and 0.982 with initial gates), and more, of which four were measured with initial gates
+// alone, before halos: 0.758.
+static const double rate_shared[2][NUM_RATES] = {{0.98, 0.95, 0.97}, {0.98, 0.95, 0.76}};
 
 // Tokens a second of one GPU; 0: not known.
 typedef struct {

@@ -14,7 +14,7 @@ import collections
 from pathlib import Path
 
 import positions
-from fox import Parser, checkpoint, counted, default_trainer, named_files, read_json, run, run_trainer
+from fox import Error, Parser, checkpoint, counted, default_trainer, named_files, read_json, run, run_trainer
 
 
 def evaluate(options, folder, path, rolled):
@@ -41,6 +41,8 @@ def main():
     add("--trainer", metavar="FILE", default=default_trainer(), help="train_foxcu if there is a GPU, else train_fox")
     add("--out", required=True, metavar="FOLDER", help="results and rolled.svg")
     options = parser.parse_args()
+    if options.roll < 0:
+        raise Error(f"--roll: {options.roll} is below 0")
     out, groups, count = Path(options.out), {}, collections.Counter()
     out.mkdir(parents=True, exist_ok=True)
     for name, folder in named_files(options.checkpoints):

@@ -250,6 +250,8 @@ END
     equals $drawn $?
     equals 2 "$(grep -c '^a[^b]*: mean loss .*, .* of 1 document$' "$scratch/stdout")"
     [ $drawn = 1 ] || check "a picture" grep -q 'a, rolled' "$out/rolled.svg"
+    dies "--roll: -1 is below 0" script --roll -1 --out "$out/new"
+    equals "" "$(ls -d "$out"/new 2>/dev/null)"
     dies "/step_00000020: --roll: --val-data $shards/text.bin has no documents" script --val-data "$shards/text.bin" # a stream
 }
 
