@@ -292,8 +292,8 @@ static const Mixer sequence_attention_mixer = {
 };
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a folder
-// of llmc/baselines/, a row here and one in its mixers.h.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. What another kind needs
+// beside a row here: dev/README.md, "A mixer".
 
 static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer,
                                       &deltanet_mixer};

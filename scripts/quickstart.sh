@@ -67,5 +67,5 @@ To try next: another prompt; the loss at four times the length trained on; a Tra
     ./train_fox --init $out --prompt 'static inline ' --generate 200
     ./train_fox --init $out --eval $out/loss.json --val-data 'data/corpus_val_*.bin' --seq-len 2048 --val-tokens 128Ki
     ./train_fox --model transformer-pro-nano --data 'data/corpus_train_*.bin' --val-data 'data/corpus_val_*.bin' \\
-        --val-tokens 128Ki --out out/transformer && scripts/compare.py $out out/transformer
+        --val-tokens 128Ki --out out/transformer && scripts/compare.py --no-plots $out out/transformer
 END

@@ -96,6 +96,11 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
+// What makes a pass smaller.
+static inline const char* plan_lower(const Run* run) {
+    return run->micro_batch > 1 ? "lower --micro-batch or --seq-len" : "lower --seq-len";
+}
+
 // What to do about a training that does not fit: the first level above that of --recompute that does, or less
 // work.
 static inline const char* plan_advice(const GpuPlan* p) {
@@ -104,7 +109,7 @@ static inline const char* plan_advice(const GpuPlan* p) {
     const bool chosen = run_has_gradients(p->run) && wanted != OPTION_UNSET;
     for (int64_t level = wanted + 1; chosen && level <= RECOMPUTE_BLOCK; level++)
         if (plan_pass_bytes(p, p->run->micro_batch, (Recompute)level) <= p->room) return levels[level];
-    return "lower --micro-batch or --seq-len";
+    return plan_lower(p->run);
 }
 
 // Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
@@ -233,11 +238,11 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     if (ranks > 1 && !shares)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
     if (shares) {
-        printf("  %.0f%% of linear", 100 * of_shared[RATE_UNPRUNED]);
+        printf("  %.0f%% of linear, as measured with two GPUs", 100 * of_shared[RATE_UNPRUNED]);
         if (rate.tokens[RATE_SPREAD] > 0)
-            printf(", pruned as below %.0f%% and %.0f%%", 100 * of_shared[RATE_SPREAD],
-                   100 * of_shared[RATE_INITIAL]);
-        printf(", as measured with two GPUs%s\n", run->group.size > 2 ? ", the last with four" : "");
+            printf("; with gates as below %.0f%%, and %.0f%%%s", 100 * of_shared[RATE_SPREAD],
+                   100 * of_shared[RATE_INITIAL], run->group.size > 2 ? " as measured with four" : "");
+        printf("\n");
     }
     if (rate.tokens[RATE_SPREAD] == 0) return;
     printf("  half of attention pruned, as with gates spread over all lengths: %s (%.0f tokens/s)\n",
@@ -358,8 +363,7 @@ static inline bool plan_fits_cpu(const CpuPlan* p, Error* err) {
     char takes[32], has[32];
     return fail(err, "this training takes %s%s, and this machine or its cgroup has %s; %s",
                 memory_text(takes, bytes), ranks > 1 ? " a rank" : "", memory_text(has, limit),
-                bytes - (double)p->activations > limit ? "take a smaller model"
-                                                       : "lower --micro-batch or --seq-len");
+                bytes - (double)p->activations > limit ? "take a smaller model" : plan_lower(p->run));
 }
 
 // The seconds of the training on this machine's CPUs, of `threads` a rank.
@@ -422,7 +426,8 @@ static inline void plan_print_start(const Run* run, bool on_cpu) {
     const int64_t steps = run->last_step - run->state.step;
     if (steps <= 0 || run->planned_seconds == 0) return;
     const double share = (double)steps * (double)o->batch_tokens / (double)o->max_tokens;
-    printf("planned: %s%s, as --dry-run has it\n", duration_text(text, share * run->planned_seconds),
+    printf("planned to step %lld: %s%s, as --dry-run has it\n", (long long)run->last_step,
+           duration_text(text, share * run->planned_seconds),
            config_prunes(&run->config) && !on_cpu ? " with nothing pruned" : "");
     if (on_cpu) plan_print_for_gpu(run);
 }

@@ -32,6 +32,7 @@ static inline void init_find(Options* o, char path[PATH_LENGTH], bool tells) {
     if (!o->init) return;
     path_join(path, o->init, "config.json");
     if (access(path, F_OK) == 0) return;
+    if (errno == ENOTDIR) die("--init %s: is a file; give the folder that it is in", o->init);
     const int count = checkpoint_list(o->init, &steps, &ignored);
     path_join(path, o->init, "log.jsonl");
     if (count == 0 && access(path, F_OK) == 0) die("--init %s: this run has no checkpoint yet", o->init);

@@ -225,9 +225,11 @@ static inline void run_print_plan(const Run* run) {
 // Prints what is trained: the first line of a run, before its weights, which may take a while.
 static inline void run_print_model(const Run* run) {
     const Options* o = &run->options;
-    printf("%s: %s (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
-           o->model ? o->model : o->init, counted(run->table.parameters, "parameter").text,
-           (long long)run->table.non_embedding, (long long)run->config.vocab_size,
+    char without[64] = "tied embedding";
+    if (!run->config.tie_word_embeddings)
+        snprintf(without, sizeof without, "%lld without the embedding", (long long)run->table.non_embedding);
+    printf("%s: %s (%s), V %lld, L %lld, d %lld, heads %lld\n", o->model ? o->model : o->init,
+           counted(run->table.parameters, "parameter").text, without, (long long)run->config.vocab_size,
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
 }

@@ -22,10 +22,12 @@ static inline DataShare run_share(const Run* run, int64_t micro_batches) {
 // where that is the data's own (model_complete), much less than the model's.
 static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
     enum { PADDING = 128 }; // rows that are added for the sake of GEMMs
+    static int64_t warned;  // of training and held-out data once
     const int64_t V = data->set.shards[0].header.vocab_size, end = config_end_of_text(&run->config);
     const bool own = !run_resumed(run) && !run->options.init && !model_sets(&run->options, "eos_token_id");
     const bool fits = end < V && (!own || run->config.vocab_size < V + PADDING);
-    if (V == 0 || fits || run->world->rank != 0) return;
+    if (V == 0 || V == warned || fits || run->world->rank != 0) return;
+    warned = V;
     warn("'%s': has a vocabulary of %s, the model one of %lld with end of text at %lld: the model will not "
          "meet the others; a new model of this data is made with --set vocab_size=%lld (and bos_token_id and "
          "eos_token_id, unless its last token ends texts)",

@@ -116,7 +116,9 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
         if (run_configure(&run, &line, world, &folder, candidate, trainer->suggested_tokens, &err))
             exit_code = run_work(trainer, &run, &err);
         if (exit_code == RUN_DAMAGED && run.branched) die("%s", err.msg);
-        if (exit_code == RUN_DAMAGED) warn("%s; going back to the checkpoint before it", err.msg);
+        if (exit_code == RUN_DAMAGED)
+            warn("%s%s", err.msg,
+                 candidate + 1 < folder.count ? "; going back to the checkpoint before it" : "");
         run_free(&run);
     }
     free(folder.steps);

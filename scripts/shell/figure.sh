@@ -30,21 +30,12 @@ figure_data() {
         --log-every 10 --json-escape)
 }
 
-# known_models: a word of SIZE or FAMILIES that is none is an error of the sweep, not of each row
-known_models() {
-    local model refused
-    for model in $(printf '%s\n' $MODELS | sed 's/^[^:,]*://; s/,.*//' | sort -u); do
-        refused=$("$TRAINER" --dry-run --model "$model" 2>&1 >/dev/null) || [[ $refused != *"no such preset"* ]] ||
-            die "${refused#error: }"
-    done
-}
-
 # train_rows OPTION...: sweep.sh, to which a signal is passed on. Sets code to its exit code
 train_rows() {
     choose_trainer
     if [ -x "$TRAINER" ]; then # sweep.sh says that it is not built
         check_options "$TRAINER" ${EVAL:-}
-        known_models
+        check_models $(printf '%s\n' $MODELS | sed 's/^[^:,]*://')
     fi
     export OUT TRAINER GPUS=${GPUS:-}
     "$top/sweep.sh" "$@" &

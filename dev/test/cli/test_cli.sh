@@ -245,8 +245,9 @@ texts() {
 
     for dry in "" --dry-run; do
         rm -rf "$out"
-        check "bytes in a model of GPT-2's vocabulary" train_on text --set vocab_size=50257 --set hidden_size=8 --max-steps 1 $dry
+        check "bytes in a model of GPT-2's vocabulary" train_on text --val-data "$shards/text.bin" --set vocab_size=50257 --set hidden_size=8 --max-steps 1 $dry
         said "text.bin': has a vocabulary of 257 tokens, the model one of 50257 with end of text at 256: the model will not" stderr
+        equals 1 "$(grep -c "has a vocabulary" "$scratch/stderr")" # of training and held-out data together
     done
     for end in "--set eos_token_id=256" ""; do # the data's own
         rm -rf "$out"

@@ -239,6 +239,7 @@ $tiny $batches --data @/text.bin --dump $scratch/none/file|none/file: cannot cre
 $tiny $batches --data @/text.bin --dump $scratch|--dump $scratch: exists and is not a regular file
 $tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No space left on device
 $tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a folder
+--init @/text.bin --prompt x|shards/text.bin: is a file; give the folder that it is in
 $tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
 $tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot create this folder
 $tiny $batches --data @/text.bin --out=|--out: is empty: give DIR

@@ -52,7 +52,7 @@ said "not known without the GPU's speed: --gpu names it"
 check "another level fits" plan --model fox-pro-760m --gpu-memory 36 --recompute none
 said "a GPU: 36.0 GiB; recompute none is not enough: give --recompute fused"
 check "the last level" plan --model fox-pro-760m --gpu-memory 16 --recompute none
-said "recompute none is not enough: lower --micro-batch or --seq-len"
+said "recompute none is not enough: lower --seq-len"
 check "a level" plan --model fox-pro-125m --gpu A100 --gpu-memory 40 --recompute qkv
 chosen "A100: 40.0 GiB" qkv
 
@@ -129,12 +129,12 @@ hours 16106127360 "$(awk 'BEGIN { print 8 * 0.98 * 0.4 * 989.4e12 / 2.365e11 }')
 check "a million tokens on two H100s" plan --model fox-pro-125m --gpu H100 --seq-len 1Mi --batch-tokens 1Mi \
     --recompute block --sequence-ranks 2
 said "the MFU measured with fox-pro-125m at 65536 tokens on an H100, nothing pruned"
-said "98% of linear, pruned as below 95% and 97%, as measured with two GPUs"
+said "98% of linear, as measured with two GPUs; with gates as below 95%, and 97%"
 hours 2684354560 "$(awk 'BEGIN { flops = 6 * 123910800; attention = 6 * 12 * 768
     print 2 * 0.98 * 0.75 * 98965 * (flops + attention * 65536) / (flops + attention * 1048576) }')"
 said "while gates are as they begin: 52.1 minutes (858805 tokens/s)"
 check "on four" plan --model fox-pro-125m --gpu H200 --seq-len 1Mi --batch-tokens 1Mi --sequence-ranks 4
-said "98% of linear, pruned as below 95% and 76%, as measured with two GPUs, the last with four"
+said "98% of linear, as measured with two GPUs; with gates as below 95%, and 76% as measured with four"
 check "four groups" plan --model fox-pro-760m --gpu H200 --ranks 8 --sequence-ranks 2
 said "at most on each of 4 groups of 2 ranks"
 hours 16106127360 "$(awk 'BEGIN { print 58749 * 8 * 0.98 }')"

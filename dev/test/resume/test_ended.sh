@@ -143,6 +143,7 @@ damaged() {
     equals "1 3" "$code $(wc -l <"$scratch/stderr")"
     equals "error: $out: has 2 checkpoints, and none can be read; move them away to start anew" \
         "$(tail -n 1 "$scratch/stderr")"
+    equals "step_00000010" "$(sed -n 's/^warning: .*\(step_0*[0-9]*\).*; going back to the checkpoint before it$/\1/p' "$scratch/stderr")"
     equals "5 10" "$(checkpoints "$out")"
 }
 

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 export CALLS=$scratch/calls READY=$scratch/ready
 cat >$scratch/trainer <<'END'
 #!/usr/bin/env bash
-case $* in *--help) exit ;; esac
+case $* in *--help | --dry-run*) exit ;; esac
 echo "GPU ${CUDA_VISIBLE_DEVICES:-none}: $*" >>"$CALLS"
 out=$* out=${out#*--out } out=${out%% *}
 mkdir "$out/training" || exit 4 # one process a folder
@@ -193,6 +193,10 @@ MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
+for refused in "b:fox-pr-nano|--model fox-pr-nano: no such preset (is fox-pro-nano meant?)" \
+    "fox-pro-nano,use_rop=true|--set: no config key is called 'use_rop'" "fox-pro-nano,use_rope=2,--seq-len=64|--set: use_rope=2 is none of"; do
+    dies "${refused#*|}" env TRAINER=./train_fox MODELS="a:fox-pro-nano ${refused%%|*}" OUT=$scratch/refused scripts/sweep.sh
+done
 
 # learning rates. A trainer whose held-out loss is that of the rate in $LOSSES, as is its training loss, or another one
 # that follows a slash; which diverges at a rate that is not there
