@@ -240,7 +240,7 @@ static inline void weight_stream_join(WeightStream* w) { side_join(&w->side); }
 
 typedef struct {
     bool recurrent; // slots of a cache have states, its KEPT_ALWAYS tensors where Layer.cache is; not pages
-    bool eager;     // its passes are not repeated as a graph
+    bool eager;     // its passes are not repeated as a graph; of all layers, or of none
     bool sums_on_main; // it reads norms' gradients on the main stream: their sums over tokens are there, too
     // dies where the kernels do not support passes over [B, T] tokens
     void (*check)(const Config*, int64_t B, int64_t T);
