@@ -153,7 +153,7 @@ build/gpu/flags: FORCE
 	$(WRITE_FLAGS)
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
-	$(SAY)
+	$(if $(V),,@echo 'compile $@: two to five minutes')
 	$(Q)$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $(NEW) $(GPU_LIBS) $(GPU_RANK_LIBS) && $(PUBLISH)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.*h dev/test/trainer/*.*h dev/test/inference/*.cuh dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
