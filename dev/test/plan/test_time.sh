@@ -27,7 +27,7 @@ check "Ctrl-C in a validation" files interrupt "held-out loss: " 1 "$trainer" $e
 equals "75 micro-batch" "$(cat "$scratch/stdout")"
 check "its checkpoint" test -f "$out/step_00000001/model.safetensors"
 check "the plan's time" run $tiny --data "$shards/text.bin" --seq-len 16 --batch-tokens 64 --max-tokens 64
-equals "fox-pro-nano: planned:" "$(head -n 2 "$scratch/stdout" | cut -d' ' -f1 | xargs)"
+equals "fox-pro-nano: planned" "$(head -n 2 "$scratch/stdout" | cut -d' ' -f1 | xargs)"
 dies "'none': no file matches" run $tiny --data none
 said "fox-pro-nano: " # before what takes long: memory, weights, data
 report
