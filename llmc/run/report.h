@@ -204,6 +204,9 @@ static inline void run_print_plan(const Run* run) {
     printf("training           %15lld %s: %s, peak learning rate %g, %s of warm-up\n",
            (long long)o->max_tokens, plural(o->max_tokens, "token").text,
            counted(run->num_steps, "step").text, o->lr, counted(o->warmup_tokens, "token").text);
+    if (run_resumed(run))
+        printf("from step          %15lld of %s: %s to train\n", (long long)run->state.step, run->checkpoint,
+               counted(run->num_steps - run->state.step, "step").text);
     if (options_cools_down(o))
         printf("schedule           %15s: %s to %g of the peak over the last %s\n",
                option_schedule_names[o->lr_schedule],

@@ -22,6 +22,7 @@ check "--dry-run of a run" resume "$run" --dry-run config
 said '"hidden_size": 32'
 said "64 tokens: 1 micro-batch of 4 sequences"
 said "1280 tokens: 20 steps, peak learning rate 0.002"
+said "3 of $run/step_00000003: 17 steps to train"
 check "with another micro-batch" resume "$run" --dry-run --micro-batch 2
 said "64 tokens: 2 micro-batches of 2 sequences"
 dies "--seq-len 32: the run in $run has 16, which cannot change when it resumes" resume "$run" --dry-run --seq-len 32
