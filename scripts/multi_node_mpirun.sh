@@ -31,7 +31,11 @@
 # second.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
-hosts=${HOSTS:?set HOSTS to the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8}
+hosts=${HOSTS:-}
+[ -n "$hosts" ] || {
+    echo "error: HOSTS is not set: the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8" >&2
+    exit 1
+}
 
 ranks=0
 for host in $(echo "$hosts" | tr , ' '); do

@@ -12,7 +12,14 @@
 set -eu
 
 UV=0.13.9 # installs Python packages
-want=${1:?usage: scripts/setup.sh build|test|test-all}
+want=${1:-}
+case $want in
+build | test | test-all) ;;
+*)
+    echo "error: usage: scripts/setup.sh build|test|test-all" >&2
+    exit 1
+    ;;
+esac
 check=$(dirname "$0")/check.sh requirements=$(dirname "$0")/requirements.txt
 
 # install PACKAGES...: by apt-get

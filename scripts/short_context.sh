@@ -49,6 +49,9 @@ else
         --val-every 250 --val-tokens 8Mi --save-every 250 --log-every 10"
     case $model in transformer-*) sizes="$sizes --set rope_base=10000" ;; esac
     [ -f "${TOKENIZER:-}" ] || die "TOKENIZER='${TOKENIZER:-}': no such file: the tokenizer.json to encode TEXT with"
+    for text in $TEXT; do
+        case $text in hf://*) ;; *) [ -e "$text" ] || die "TEXT: $text: no such file" ;; esac
+    done
     make "${trainer#./}" train_fox data/ids_to_shards
     tokens=$(./train_fox --dry-run --model "$model" --seq-len "$T" $sizes "$@" | awk '$1 == "training" { print $2 }')
     [ -n "$tokens" ] || exit 1 # after the trainer's message

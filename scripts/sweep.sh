@@ -105,15 +105,19 @@ trap 'rm -rf "$state"' EXIT
 
 # list_data OPTIONS...: name, size and time of the files of --data and --val-data
 list_data() {
-    local word before='' globs='' glob
+    local word before='' globs='' glob files=''
     for word; do
         case $before in --data | --val-data) globs+=$word, ;; esac
         case $word in --data=* | --val-data=*) globs+=${word#*=}, ;; esac
         before=$word
     done
-    while read -rd, glob; do compgen -G "$glob"; done <<<"$globs" | sort -u | xargs -rd '\n' stat -Lc '%n %s %Y'
+    while read -rd, glob; do
+        [[ ! $glob =~ ^(.+):[0-9.]+$ ]] || glob=${BASH_REMATCH[1]} # a part of a mixture has a weight
+        files+=$(compgen -G "$glob")$'\n' || die "'$glob': no file matches"
+    done <<<"$globs"
+    sed '/^$/d' <<<"$files" | sort -u | xargs -rd '\n' stat -Lc '%n %s %Y'
 }
-data=$(list_data "$@")
+data=$(list_data "$@") || exit 1
 
 # background COMMAND...: runs it for run i, and passes an interruption of the sweep on to it. Sets code to its exit code
 background() {

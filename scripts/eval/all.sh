@@ -57,12 +57,20 @@ case ${TRAINER##*/} in
 *cu*) ;;
 *) most=$((T > 4096 ? T : 4096)) tokens=64Ki samples=4 lengths=${lengths%,*} ;;
 esac
+for count in LONG SAMPLES; do
+    [[ ${!count-1} =~ ^[1-9][0-9]{0,8}$ ]] || die "$count=${!count}: not a whole number above 0"
+done
+[ -z "${TEXT:-}" ] || [ -e "$TEXT" ] || die "TEXT: $TEXT: no such file or folder"
 # fit NUMBERS TOKENS: the first of the numbers, and the others that take at most LONG tokens, TOKENS each
 fit() { awk -v RS=, -v most="$((LONG / $2))" 'NR == 1 || $1 <= most { printf "%s%d", (NR > 1 ? "," : ""), $1 }' <<<"$1"; }
 LONG=${LONG:-$((4 * T < most ? 4 * T : most))} TOKENS=${TOKENS:-$tokens} SAMPLES=${SAMPLES:-$samples}
 LENGTHS=${LENGTHS:-$lengths} GAPS=${GAPS:-$(fit 256,1024,4096,16384,65536 1)}
 UPDATES=${UPDATES:-$(fit 3,12,50,200 $((bytes ? 112 : 48)))} # of 8 keys, a line each
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
+refused=$("$TRAINER" --help --val-tokens "$TOKENS" 2>&1 >/dev/null)
+[ -z "$refused" ] || die "TOKENS: ${refused#error: }"
+refused=$("$TRAINER" --dry-run --init "$init" --data "$DATA" 2>/dev/null | sed -n 's/^data *cannot be used: //p')
+[ -z "$refused" ] || die "DATA: $refused"
 mkdir -p "$2" || die "$2: cannot be made"
 was=$(sed 's/, DATA=.*//' "$2/made.txt" 2>/dev/null)
 [ ! "$was" -ef "$init" ] || init=$was # an older OUT has the path as given, which parts compare as text

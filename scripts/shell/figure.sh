@@ -22,6 +22,7 @@ figure_data() {
     data=()
     case " $* " in *" --data"[\ =]*) return ;; esac
     [ "$tokens" != - ] || die "$WHY"
+    [ -x train_foxcu ] || "$top/check.sh" need gpu # before minutes of compiling
     make train_foxcu data/longcrawl64
     check_options ./train_foxcu "$@"
     data/longcrawl64 --split train --tokens "$tokens" --vocab $vocab --out $prefix ${SOURCE:+--source "$SOURCE"}

@@ -94,6 +94,7 @@ if NCCL_HOME=$scratch/none make build/gpu/flags >"$scratch/stdout" 2>&1; then fa
 said "NCCL_HOME=$scratch/none: has no include/nccl.h"
 dies "missing C++ compiler: nvcc needs g++" machine "g++" scripts/check.sh need gpu
 
+dies "error: usage: scripts/setup.sh build|test|test-all" scripts/setup.sh tests
 # setup.sh installs after it has said what
 unset SETUP # of `SETUP=no make test`
 export MISSING="curl.h openssl/evp.h"

@@ -116,6 +116,7 @@ check "no training" test ! -e "$scratch/train_foxcu.log"
 tokenized 2
 
 # Where data is made beforehand, it must be there and be enough.
+dies "error: HOSTS is not set" scripts/multi_node_mpirun.sh
 for pair in multi_node_mpirun.sh:bin/mpirun slurm.sbatch:bin/srun; do
     file=${pair%:*} program=${pair#*:}
     clean

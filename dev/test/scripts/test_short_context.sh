@@ -35,7 +35,10 @@ done
 rm -r "$scratch/data/"short*
 
 # with TEXT: encoded once, for any T
-touch "$scratch/tokenizer.json"
+mkdir "$scratch/text"
+touch "$scratch/tokenizer.json" "$scratch/text/a" "$scratch/text/b" "$scratch/other"
+dies "error: TEXT: text/c: no such file" short TEXT="text/a text/c" TOKENIZER=tokenizer.json scripts/short_context.sh
+equals "" "$(grep train_foxcu "$scratch/make.log")"
 for T in 2048 4096; do
     check "TEXT, T=$T" short TEXT="text/a text/b" TOKENIZER=tokenizer.json T=$T scripts/short_context.sh --seed 7
 done

@@ -193,6 +193,9 @@ MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
+for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5"; do
+    dies "error: '$scratch/none_*.bin': no file matches" sweep refused $option
+done
 for refused in "b:fox-pr-nano|--model fox-pr-nano: no such preset (is fox-pro-nano meant?)" \
     "fox-pro-nano,use_rop=true|--set: no config key is called 'use_rop'" "fox-pro-nano,use_rope=2,--seq-len=64|--set: use_rope=2 is none of"; do
     dies "${refused#*|}" env TRAINER=./train_fox MODELS="a:fox-pro-nano ${refused%%|*}" OUT=$scratch/refused scripts/sweep.sh
@@ -438,6 +441,7 @@ fails 1 figure none FAMILIES=fox-pro LENGTHS=4Mi scripts/sweep/lengths.sh
 equals "" "$(cat $scratch/stderr)" # nothing of the table of rows that were not trained
 # without --data it is LongCrawl64
 mkdir -p $scratch/bin $scratch/elsewhere/data
+touch $scratch/elsewhere/data/longcrawl64_{train,val}_000000.bin
 for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
     printf '#!/bin/sh\ncase $* in *--help | --dry-run*) exit ;; esac\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
 done

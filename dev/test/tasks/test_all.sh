@@ -52,6 +52,11 @@ cp -r "$out" "$scratch/older"
 sed -i "s,$here/$init,$init/," "$scratch"/older/*
 check "of a version that compared text" all /bin/false "$here/$init" "$scratch/older"
 dies "not of $here/$scratch/hgrn2/step_00000000, DATA" all /bin/false "$scratch/hgrn2/step_00000000" "$out"
+for refused in "LONG=4k|not a whole number above 0" "SAMPLES=0|not a whole number above 0" "TOKENS=0|not a whole number from 1 to" \
+    "TEXT=$scratch/none|no such file or folder" "DATA=README.md|README.md: is not a data shard"; do
+    dies "${refused#*|}" env TRAINER="$trainer" "${refused%%|*}" scripts/eval/all.sh "$init" "$scratch/refused"
+    check "${refused%%|*} leaves nothing" test ! -e "$scratch/refused"
+done
 rm "$out/loss.json"
 mv "$out/copy.json" "$scratch"
 if all /bin/false "$init" "$out" >"$scratch/stdout" 2>"$scratch/stderr"; then fail "a part that fails"; fi
