@@ -10,7 +10,7 @@ import math
 import os
 import re
 
-from common import Error, package, write_file
+from common import Error, check_writable, package, write_file
 
 matplotlib = package("matplotlib")
 matplotlib.use("Agg")
@@ -195,6 +195,15 @@ def shorten(svg):
     """An SVG with two decimals in its coordinates: a hundredth of a point is not seen."""
     number = lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip(".")
     return re.sub(r' (d|x|y)="[^"]*"', lambda m: re.sub(r"-?\d+\.\d{3,}", number, m[0]), svg)
+
+
+def check(path):
+    """An Error unless save can write there, before time is spent on what is drawn."""
+    kind = os.path.splitext(path)[1][1:] or "svg"
+    known = matplotlib.backend_bases.FigureCanvasBase.filetypes
+    if kind not in known:
+        raise Error(f"{path}: a picture ends in one of {', '.join(sorted(known))}")
+    check_writable(path)
 
 
 def save(figure, path, keys=None):

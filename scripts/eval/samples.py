@@ -64,7 +64,8 @@ class Samples:
         if not missing:
             return
         if getattr(options, "picture", None):
-            check_writable(options.picture)
+            import plots
+            plots.check(options.picture)
         self._say(missing)
         model = {name: getattr(options, name) for name in MODEL} | {"ids": ids}
         if longest > max(LONGEST, options.seq_len or 0):

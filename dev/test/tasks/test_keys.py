@@ -88,6 +88,10 @@ class TestText(TaskCase):
         picture = self.tmp / "text.svg"
         self.measure("keys.py", "stale", "text", "--keys", "2,4", "--updates", "3,30", "--samples", 2, "--picture", picture)
         self.assertEqual(picture.read_text().count(">keys 4</text>"), 1)
+        out = self.tmp / "other.json"
+        self.dies("text.xyz: a picture ends in one of", "tasks/keys.py", "text", "--init", self.model(answers="stale"), "--trainer", SOLVER,
+                  "--out", out, "--picture", self.tmp / "text.xyz")
+        self.assertFalse(out.exists())  # before anything was measured
 
 
 @needs_recall
