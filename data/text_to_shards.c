@@ -332,6 +332,21 @@ static void choose_split(InputFiles* files, const Options* o) {
         f->val = f->document == first || (f->document != last && f->draw < o->val_fraction);
 }
 
+// Warns of files of JSON lines, whose names and quotes become text.
+static void warn_of_lines(const InputFiles* files) {
+    const char* first = NULL;
+    int64_t others = -1;
+    for (int64_t i = 0; i < files->count; i++) {
+        const char *path = files->data[i].path, *end = strrchr(path, '.');
+        if (!end || (strcmp(end, ".jsonl") != 0 && strcmp(end, ".ndjson") != 0)) continue;
+        if (others++ < 0) first = path;
+    }
+    if (first)
+        warn("%s%s: encoded as it is, with member names and quotes; scripts/make_shards.py takes the text of "
+             "each line",
+             first, others > 0 ? " and others" : "");
+}
+
 static InputFiles find_files(const Options* o) {
     InputFiles files = {.seed = (uint64_t)o->seed};
     for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i], o->folders);
@@ -341,6 +356,7 @@ static InputFiles find_files(const Options* o) {
             (long long)files.hidden, counted(files.special, "special file").text);
     drop_repeated(&files);
     if (o->skip_binary) drop_binary(&files);
+    warn_of_lines(&files);
     choose_split(&files, o);
     for (int64_t i = 0; i < files.count; i++) files.bytes += files.data[i].bytes;
     return files;

@@ -75,6 +75,11 @@ dies "a.gz: is not text but compressed by gzip" folders $scratch/tree
 check "without them" folders --skip-binary $scratch/tree
 said "skipped 2 binary files"
 holds "$(printf '@==> b <==\ntext\n==> deep/c <==\ncode')"
+# JSON lines are text, but hardly meant
+for name in a.jsonl b.ndjson; do echo '{"text": "x"}' >$scratch/$name; done
+check "JSON lines" data/text_to_shards --tokenizer byte --out $scratch/lines $scratch/a.jsonl $scratch/b.ndjson $scratch/tree/b
+equals "warning: $scratch/a.jsonl and others: encoded as it is, with member names and quotes; scripts/make_shards.py takes the text of each line" \
+    "$(cat $scratch/stderr)"
 # also where a folder's first file is one of them
 mkdir $scratch/other
 printf text >$scratch/other/b
