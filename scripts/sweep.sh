@@ -118,6 +118,7 @@ list_data() {
     sed '/^$/d' <<<"$files" | sort -u | xargs -rd '\n' stat -Lc '%n %s %Y'
 }
 data=$(list_data "$@") || exit 1
+mkdir -p "$OUT" 2>/dev/null || die "OUT: $OUT: cannot be made"
 
 # background COMMAND...: runs it for run i, and passes an interruption of the sweep on to it. Sets code to its exit code
 background() {

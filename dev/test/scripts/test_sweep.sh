@@ -193,6 +193,7 @@ MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
+dies "error: OUT: $scratch/trainer/out: cannot be made" sweep trainer/out
 for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5"; do
     dies "error: '$scratch/none_*.bin': no file matches" sweep refused $option
 done
