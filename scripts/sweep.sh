@@ -277,7 +277,6 @@ choose_rate() {
         fi
     done
     file=${names[$point]}_lr.json
-    mkdir -p "$OUT"
     if ! answer=$(flock "$OUT" python3 "${0%/*}/sweep/learning_rate.py" --out "$file" "$start" "${known[@]}"); then
         failed=1
         searched[$point]=1
