@@ -109,6 +109,7 @@ data/source_corpus.sh        run sh -n data/source_corpus.sh
 dev/reference/bench_cpu.sh             here
 dev/reference/bench_cpu.py             torch $python dev/reference/bench_cpu.py --steps 1 --batch 1 --attention naive
 dev/identical.sh             all env STEPS=2 dev/identical.sh $scratch/corpus_train_000000.bin ./train_fox ./train_fox
+dev/turns.sh                 in dev/test/make/test_turns.sh
 dev/structure.py             in dev/test/test_structure.sh
 dev/counts.py                in dev/structure.py
 dev/functions.py             in dev/structure.py
