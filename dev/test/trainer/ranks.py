@@ -132,7 +132,7 @@ class Run:
                 return
             if select.select([self.program.stdout], [], [], 0 if folder else 1)[0]:
                 data = self.program.stdout.read(65536)
-                assert data, "the run ended before the signal"
+                assert data, f"the run ended before the signal: exit code {self.program.wait()}, {text[-500:]}"
                 text = (text + data)[-65536:]
                 steps = [line.split()[1] for line in text.split(b"\n")[:-1] if line.startswith(b"step ")]
                 if not folder and steps and int(steps[-1].split(b"/")[0]) >= int(step):
