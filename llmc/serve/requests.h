@@ -156,7 +156,7 @@ static inline void requests_flush(Requests* r) {
 
 // Queues the sequences of a line, or answers it with an error.
 static inline void requests_line(Requests* r, const char* line, size_t bytes) {
-    Error err;
+    Error err, without_id;
     Json j;
     char source[64];
     r->lines++;
@@ -164,7 +164,12 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     snprintf(source, sizeof source, "line %lld", (long long)r->lines);
     Request* q = (Request*)xcalloc(1, sizeof *q);
     q->reader = &r->reader, q->requests = r;
-    const bool ok = json_parse(&j, source, line, bytes, &err) && request_parse(q, &j, line, &err);
+    bool ok = json_parse(&j, source, line, bytes, &err);
+    if (ok && !request_parse(q, &j, line, &err)) {
+        ok = false;
+        fail(&without_id, "%s: %s", source, err.msg);
+        if (!q->id) err = without_id;
+    }
     json_free(&j);
     if (!ok) {
         answer_error(r, q->id, err.msg);

@@ -158,7 +158,7 @@ def documents():
 
 def errors():
     cases = [
-        ("nonsense", "line 1: bad JSON"), ("[1]", "not a JSON object"), ('{"id":1}', '"type": not one of'),
+        ("nonsense", "line 1: bad JSON"), ("[1]", "line 2: not a JSON object"), ('{"id":1}', '"type": not one of'),
         ('{"id":2,"type":"sum"}', '"type": not one of'), ('{"id":3,"type":"score","context":"x"}', '"continuation" is missing'),
         ('{"id":4,"type":"score","context":1,"continuation":"x"}', '"context": neither text nor'),
         ('{"id":5,"type":"rolling","text":[1,300]}', '"text": token 300, of a vocabulary of 257'),
@@ -188,6 +188,7 @@ def errors():
     got = [json.loads(line) for line in result.stdout.decode().splitlines()]
     assert result.returncode == 0 and len(got) == len(cases) + 1, (result.stderr, got)
     for (line, message), answer in zip(cases, got):
+        assert answer["error"].startswith("line ") == ("id" not in answer), (line, answer)
         assert message in answer["error"] and "\n" not in answer["error"], (line, answer)
     assert [a.get("id") for a in got[2:5]] == [1, 2, 3] and got[-1]["id"] == good["id"] and got[-1]["tokens"] == 4
     number = "123456789012345678901234567890.10"
