@@ -74,6 +74,9 @@ def main():
     options = parse()
     settings = {name: getattr(options, name) for name in ("init", "val_data", "tokens", "trainer")}
     samples = Samples(options.out, settings, ("rule", "length", "layer"), "points")
+    if options.picture:
+        import plots
+        plots.check(options.picture)
     rules = ["none"] * prunes(options.trainer) + options.rules
     with tempfile.TemporaryDirectory() as folder:
         for rule, length in itertools.product(rules, options.lengths):

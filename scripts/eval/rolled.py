@@ -44,7 +44,9 @@ def main():
     if options.roll < 0:
         raise Error(f"--roll: {options.roll} is below 0")
     out, groups, count = Path(options.out), {}, collections.Counter()
+    import plots
     out.mkdir(parents=True, exist_ok=True)
+    plots.check(out / "rolled.svg")
     for name, folder in named_files(options.checkpoints):
         folder = checkpoint(str(folder))
         stem = f"{name}.{count[name]}".replace("/", "_") + f".{options.seq_len}" * bool(options.seq_len)

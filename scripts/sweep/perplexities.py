@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from common import BadLine, Parser, run  # noqa: E402
+from common import BadLine, Error, Parser, run  # noqa: E402
 from compare import Log, markdown, spread  # noqa: E402
 
 
@@ -46,7 +46,10 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("out", metavar="OUT", help="the folder of the runs")
     out = parser.parse_args().out
-    rows = [row(out, *line.split()[:2]) for line in sys.stdin if line.strip()]
+    lines = [line.split() for line in sys.stdin if line.strip()]
+    if not lines or min(map(len, lines)) < 2:
+        raise Error("standard input: not lines of a name and the paper's perplexity, or -")
+    rows = [row(out, *line[:2]) for line in lines]
     titles = ("row", "perplexity", "deviation", "paper: 360M, 7.5 B tokens, T = 16384", "seeds", "lr", "tokens", "T",
               "device")
     print("", *markdown(titles, rows), sep="\n")

@@ -84,6 +84,7 @@ dies "a model without forget gates" pruning none --init "$scratch/plain"
 if python3 -c 'import numpy, safetensors, matplotlib' 2>/dev/null; then
     check "pruning" pruning cpu --trainer "$trainer" --lengths 150,200 --picture "$scratch/pruning.svg"
     equals "ours acp" "$(grep -oE '^(ours|acp)' "$scratch/stdout" | xargs)"
+    dies "x.bmp: a picture ends in one of" pruning never --trainer "$scratch/never" --picture "$scratch/x.bmp" # nothing is measured
     check "its picture" grep -q 'length, tokens' "$scratch/pruning.svg"
     for name in prompt shards; do
         check "pictures of $name" python3 scripts/eval/maps.py "$scratch/$name" --out "$scratch/$name.svg" \

@@ -229,15 +229,20 @@ written() {
 
 # rolled.py: each checkpoint as it is and with rotated documents, in one picture
 rolled() {
-    local out=$scratch/rolled drawn=0
+    local out=$scratch/rolled
     script() {
         "$python" scripts/eval/rolled.py a="$scratch/run" b="$model" a="$model" --trainer ./train_fox --val-data "$shards/long.bin" \
             --seq-len 130 --roll 5 --out "$out" "$@"
     }
-    "$python" -c 'import matplotlib' 2>/dev/null || drawn=1
-    [ $drawn = 0 ] || skip "the picture of rolled.py: pip install -c scripts/requirements.txt matplotlib"
-    script >"$scratch/stdout" 2>"$scratch/stderr"
-    equals $drawn $?
+    dies "--roll: -1 is below 0" script --roll -1
+    equals "" "$(ls -d "$out" 2>/dev/null)"
+    if ! "$python" -c 'import matplotlib' 2>/dev/null; then
+        dies "Python package matplotlib is missing" script
+        equals "" "$(ls -d "$out" 2>/dev/null)"
+        skip "rolled.py: pip install -c scripts/requirements.txt matplotlib"
+        return
+    fi
+    check "rolled.py" script
     equals "a.0.130 a.0.130.rolled a.1.130 a.1.130.rolled b.0.130 b.0.130.rolled" "$(cd "$out" && echo *.json | sed 's/\.json//g')"
     check "--eval of rolled documents" ./train_fox --init "$model" --eval "$result" --val-data "$shards/long.bin" --seq-len 130 --roll 5
     check "is what it has" "$python" - "$out" "$result" <<'END'
@@ -246,12 +251,9 @@ plain, rolled, alone = (json.load(open(path)) for path in (sys.argv[1] + "/b.0.1
 assert rolled["loss"] == alone["loss"] != plain["loss"] and (rolled["roll"], plain.get("roll")) == (5, None)
 END
     echo 'import sys; sys.exit("measured again")' >"$scratch/never"
-    script --trainer "$scratch/never" >"$scratch/stdout" 2>"$scratch/stderr"
-    equals $drawn $?
+    check "rolled.py again" script --trainer "$scratch/never"
     equals 2 "$(grep -c '^a[^b]*: mean loss .*, .* of 1 document$' "$scratch/stdout")"
-    [ $drawn = 1 ] || check "a picture" grep -q 'a, rolled' "$out/rolled.svg"
-    dies "--roll: -1 is below 0" script --roll -1 --out "$out/new"
-    equals "" "$(ls -d "$out"/new 2>/dev/null)"
+    check "a picture" grep -q 'a, rolled' "$out/rolled.svg"
     dies "/step_00000020: --roll: --val-data $shards/text.bin has no documents" script --val-data "$shards/text.bin" # a stream
 }
 

@@ -390,6 +390,9 @@ said "| fox-pro-no-qk-norm "
 dies "ROWS: no row fox; the rows are transformer-llama-no-rope transformer-llama fox" ablations none ROWS=fox scripts/sweep/ablations.sh
 dies "SIZE=nano: give --data and --val-data" ablations none SIZE=nano scripts/sweep/ablations.sh
 check "the table's usage" python3 scripts/sweep/perplexities.py --help
+for rows in "" fox-pro; do
+    dies "standard input: not lines of a name and the paper's perplexity" python3 scripts/sweep/perplexities.py "$scratch" <<<"$rows"
+done
 losses "1e-3 wait"
 mkfifo $READY
 TRAINER=$scratch/learner LRS=1e-3 ROWS=fox-pro OUT=$scratch/halted_rows scripts/sweep/ablations.sh $data >$scratch/stdout &
