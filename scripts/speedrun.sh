@@ -12,14 +12,14 @@
 #   memory   6 GiB; disk: 1 GB a model
 #
 # TARGET is another loss, SEED another seed, CORPUS the prefix of shards that exist (data/study), OUT the folder of the runs
-# (out/speedrun). Arguments are options of the trainer, and win: say so where you paste the table. The same command goes on
-# after an interruption.
+# (out/speedrun, out/speedrun_nano). Arguments are options of the trainer, and win: say so where you paste the table. The
+# same command goes on after an interruption.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
-SIZE=${SIZE:-study} OUT=${OUT:-out/speedrun${SIZE#study}}
+SIZE=${SIZE:-study}
 case $SIZE in
 study)
-    CORPUS=${CORPUS:-data/study} TARGET=${TARGET:-1.5} preset=125m
+    OUT=${OUT:-out/speedrun} CORPUS=${CORPUS:-data/study} TARGET=${TARGET:-1.5} preset=125m
     shape="--set num_hidden_layers=8 --set hidden_size=512 --set num_heads=8 --seq-len 16384 --batch-tokens 64Ki
         --max-tokens 256Mi --warmup-tokens 16Mi --val-every 128 --val-tokens 2Mi --save-every 1024 --log-every 64"
     rate="--lr 5e-4" baseline_rate="--lr 1e-3"
@@ -29,7 +29,7 @@ study)
     make_corpus() { dev/study/corpus/corpus.sh "$CORPUS.files" "$CORPUS"; }
     ;;
 nano)
-    CORPUS=${CORPUS:-data/corpus} TARGET=${TARGET:-3} preset=nano
+    OUT=${OUT:-out/speedrun_nano} CORPUS=${CORPUS:-data/corpus} TARGET=${TARGET:-3} preset=nano
     shape="--max-tokens 256Ki --val-every 8 --val-tokens 16Ki --save-every 0 --log-every 32" rate='' baseline_rate=''
     make train_fox data/text_to_shards
     TRAINER=${TRAINER:-./train_fox}
