@@ -18,8 +18,9 @@ step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 
 # torchrun HOST HOSTS RANKS OPTION...: its part on a host
 torchrun() {
-    on $1 env -C "$repository" timeout 200 "$python" -m torch.distributed.run --nnodes $2 --nproc_per_node $3 \
-        --rdzv_backend c10d --rdzv_endpoint h0:29400 --rdzv_id fox --no_python ./train_foxcu --model fox-pro-nano $options \
+    on $1 env -C "$repository" TMPDIR="$PWD/$scratch" timeout 200 "$python" -m torch.distributed.run \
+        --nnodes $2 --nproc_per_node $3 --rdzv_backend c10d --rdzv_endpoint h0:29400 --rdzv_id fox \
+        --no_python ./train_foxcu --model fox-pro-nano $options \
         --data data/longcrawl64_train_000000.bin --timeout 15 "${@:4}"
 }
 both() { # OPTION...: on both hosts
