@@ -9,9 +9,9 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
-the exchanges with other ranks' GPUs (llmc/exchange and llmc/sequence), which have their own.
-The host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss
-or gradient is not finite changes nothing on the device itself.
+exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. The host waits for the
+device only to read a step's loss and norm, while the next step runs, and whether layers have halos
+(llmc/sequence/halo.cuh). A step whose loss or gradient is not finite changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"         // defines: attention_forward, attention_backward
 #include "llmc/attention/cudnn.cuh"             // defines: attention_cudnn_forward, attention_cudnn_backward
