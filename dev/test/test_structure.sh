@@ -295,4 +295,9 @@ printf '#include "k.cuh"\n' >"$tree/llmc/cuda/c.h"
 broken llmc/cuda/c.h:1 "includes llmc/cuda/k.cuh: a header for C needs nothing of CUDA"
 printf '#include "../base/base.h"\n' >"$tree/llmc/run/command/cli.h"
 broken llmc/run/command/cli.h:1 "includes llmc/run/base/base.h, which does not exist"
+
+# --bench sums times by kernels' names: of a model with layers of several kinds nearly all of them
+names=$(grep -rh 'Range range(' llmc train_fox.cu | grep -o '"[^"]*"' | sort -u | wc -l)
+most=$(sed -nE 's/.*RANGE_LOG_NAMES = ([0-9]+).*/\1/p' llmc/cuda/range.cuh)
+check "$names names of ranges, room for $most" test "$names" -gt 20 -a "$names" -le "$most"
 report

@@ -15,7 +15,7 @@ queued nor on which stream. --bench sums the times by name and pass.
 // A recomputed forward pass is forward.
 typedef enum { RANGE_FORWARD, RANGE_BACKWARD, NUM_RANGE_PASSES } RangePass;
 
-enum { RANGE_LOG_MAX = 65536, RANGE_LOG_NAMES = 16 };
+enum { RANGE_LOG_MAX = 65536, RANGE_LOG_NAMES = 32 };
 
 // Zeroed before its first use; range_log_free frees its events. 1.6 MB: static or on the heap.
 typedef struct {
