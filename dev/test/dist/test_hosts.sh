@@ -129,7 +129,7 @@ lost() {
     shift
     make_hosts 3 || { fail "$why"; return; }
     rm -rf "$repository/out/lost"
-    begin run $all 1000000 lost --timeout ${timeout:-5} --log-every 10 --save-every 10
+    begin run $all 1000000 lost --timeout ${timeout:-10} --log-every 10 --save-every 10
     await_output "step * 20/*"
     "$@"
 }
