@@ -1,12 +1,13 @@
 /*
-Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on a GPU.
 
 It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention.
 Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
-vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
-stride of logits. Where ranks share sequences T is a rank's part of one, outside attention.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
+values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. S >= R
+is the row stride of that projection's output, Vs >= V that of logits. Where ranks share sequences T is a
+rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
 exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. The host waits for the

@@ -6,7 +6,7 @@ finite, and the norm is neither 0 nor so large that squares overflow.
 AdamW reads the result from device memory. So the host queues a whole step without waiting, and a step that is
 not valid leaves the weights unchanged even before the host has read it.
 
-    param_chunks           once: the work list of global_norm and adamw_update
+    param_chunks_upload    once: the work list of add_and_square and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
     add_and_square         the gradient's sums of squares; first adds other GPUs' gradients of this rank's shard
     global_norm            their sum

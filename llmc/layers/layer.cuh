@@ -5,9 +5,9 @@ gradients.
 A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its
 own (llmc/model/activations.h). In a pass of the inference engine B is 1 and T is the number of its rows.
 
-The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first
-projection. So the weight gradient of that projection is computed last, by the block: mixers and MLPs return
-it as a DeferredWeight.
+Unless all layers keep it (--recompute none), the backward pass of a norm recomputes the norm's output, which
+is the input of a mixer's or MLP's first projection. So the weight gradient of that projection is computed
+last, by the block: mixers and MLPs return it as a DeferredWeight.
 
 Made by the trainer for each layer; read by its mixers and those in llmc/baselines/.
 */

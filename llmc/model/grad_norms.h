@@ -19,8 +19,8 @@ typedef struct {
     double values[NORMS_KEPT]; // of step i at i % NORMS_KEPT; 0: not known
 } GradNorms;
 
-// The norm above which a step is left out, where those of the last NORMS_KEPT are known; 0: none, as fewer
-// than half of the norms are known.
+// The norm above which `step` is left out, `deviations` above the mean of the norms that are known; 0: none,
+// as fewer than half of them are known.
 static inline double grad_norms_limit(const GradNorms* n, int64_t step, double deviations) {
     const int last = (int)((step + NORMS_KEPT - 1) % NORMS_KEPT);
     double sum = 0, squares = 0;

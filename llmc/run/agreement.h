@@ -2,7 +2,7 @@
 What the ranks of a run must have in common. Ranks that differ in what they train would not fail: they would
 compute something that nobody asked for.
 
-Called by main.h and data.h. Everything here is collective, and trivial for one rank alone.
+Called by llmc/train and llmc/eval. Everything here is collective, and trivial for one rank alone.
 */
 #pragma once
 

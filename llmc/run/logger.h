@@ -6,7 +6,7 @@ log.jsonl has one JSON object per line, with a key "event": "run", "step", "vali
 another event. Numbers that are not finite are null there and nan on the terminal. A "run" line comes first,
 and again wherever a process resumes the run: what is trained, by which program, on what, since when.
 
-Called by train.h. Each line is written with a single call to a file opened for appending, so that a crash can
+Called by llmc/train, report.h and llmc/eval. Each line is written with a single call to a file opened for appending, so that a crash can
 truncate only the last line; opening the file again terminates such a line. A log that cannot be written, as
 on a full disk, causes one warning and never stops training. After a run resumed from an earlier step the file
 contains some steps twice, with the "run" and "resume" events between them: the later line counts.

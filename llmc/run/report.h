@@ -1,6 +1,6 @@
 /*
 What a run prints beside the log: --version, the plan of --dry-run, the opening lines, and the held-out loss
-by position in the context. Called by main.h and train.h, and run_print_plan by the trainers.
+by position in the context. Called by main.h and train.h, and for plans by llmc/plan/plan.h.
 */
 #pragma once
 

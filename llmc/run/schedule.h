@@ -9,7 +9,7 @@ follow the same curve: linear warm-up from 0 to --lr over --warmup-tokens, then 
     wsd         1, and over the last --cooldown-tokens 1 - (1 - F) q, with q rising from 0 to 1
     wsd-sqrt    the same, 1 - (1 - F) sqrt(q)           the official code's cool-down beside wsd's
 
-Called by train.h and report.h.
+Called by configure.h, train.h and report.h.
 */
 #pragma once
 

@@ -2,7 +2,7 @@
 A run's data as this rank reads it: its share of a step's micro-batches, that of its group where ranks share
 sequences (llmc/model/sequence.h), in loaders of the run's sequences.
 
-Called by train.h, and by eval/ for what it measures. Errors end the program.
+Called by llmc/train, and by llmc/eval for what it measures. Errors end the program.
 */
 #pragma once
 

@@ -12,7 +12,7 @@ Order of the calls:
     --eval      (load_batch, queue_losses) x n, and finish_losses of the oldest batch in flight;
                 pruning_counts
     --dump      load_batch, evaluate
-    --bench     as training, with mark and elapsed; bench_print; as --eval
+    --bench     as training, with mark and elapsed; bench_print; as --eval; on one rank also as --generate
     --maps      visit_heads
     --generate, --requests  cache_new, extend for every pass, cache_free (llmc/serve/engine.h)
 
@@ -85,8 +85,8 @@ typedef struct {
     int steps_in_flight;      // 0 or 1
     int (*threads)(void);     // that a rank computes with; NULL: a rank is a GPU
 
-    // Both die where the trainer does not support the run. print_plan calls run_print_memory and
-    // run_print_plan. open fills run->device, peak_flops and planned_seconds.
+    // Both die where the trainer does not support the run. print_plan prints by llmc/plan/plan.h. open fills
+    // run->device, peak_flops and planned_seconds.
     void (*print_plan)(const Run* run);
     Model* (*open)(Run* run);
     void (*close)(Model* model);
@@ -148,7 +148,7 @@ typedef struct {
     // another slot, which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at
     // the beginning of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies
     // all of a slot.
-    int64_t (*page_bytes)(const Config* config); // of the pages of one head
+    int64_t (*page_bytes)(const Config* config); // of one page
     Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
     void (*extend)(Cache* cache, const Extension* e, RowScore* scores, float* logits);
     void (*cache_fork)(Cache* cache, int64_t from, int64_t to);

@@ -352,8 +352,8 @@ static inline void training_progress(Training* t) {
     if (t->logger.steps == 0) watch_allow(t->world, first_step);
 }
 
-// Does a signal end the run within the step, of which no other rank waits for a part, since there is nothing
-// to save?
+// Does a signal end the run within the step? Only of a rank alone, as others would wait for its part, and only
+// where there is nothing to save. Tells the signal's handler, too (run_drops_step).
 static inline bool training_drops_step(const Training* t) {
     run_drops_step = t->world->size == 1 && (!t->run->options.out || t->run->state.step == t->kept);
     return run_drops_step && run_interrupted;

@@ -2,8 +2,7 @@
 The options of both trainers, from one table.
 
 A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
-and its member in trainer.json, from which --resume restores it. Called by configure.h, resume.h and, for
-that record, train.h.
+and its member in trainer.json, from which --resume restores it. Called by llmc/run and what stands on it.
 
 A number or choice that was not given is OPTION_UNSET until the recipe, or the program, chooses it.
 */
