@@ -98,8 +98,8 @@ static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, in
     if (path->rope) rope_rotate(out, angles, s->dh, 1);
 }
 
-// proj [B, T, R] -> each path's out; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens'
-// rows, NULL at a first one; NULL where they are in proj.
+// proj [B, T, R] -> each path's out and rstd; angles [T, dh/2, 2]. before_rows [B T] points at the row before
+// each token's, NULL where none is; NULL in a pass over whole sequences, whose rows are all in proj.
 static void qkv_forward(const HeadPath paths[3], const real* proj, const real* const* before_rows,
                         const real* angles, const HeadShape* s) {
     const HeadShape shapes[] = {path_shape(s, 0), path_shape(s, 1), path_shape(s, 2)};
@@ -121,9 +121,9 @@ static void add_head_partials(real* dweight, const real* partial, const HeadShap
         for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_stride + c] += partial[i * s->dh + c];
 }
 
-// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` [dh] is the
-// gradient that the shift of token t+1 adds to row t. partial is scratch: [B, NH, dh] of the weight's
-// gradient, then [B, NH, 2, dh] of later and shifted.
+// Writes the columns of dproj that the path reads, from path->dout, and adds to path->dweight. Time runs
+// backward: `later` [dh] is the gradient that the shift of token t+1 adds to row t. partial is scratch:
+// [B, NH, dh] of the weight's gradient, then [B, NH, 2, dh] of later and shifted.
 static void head_backward(const HeadPath* path, real* dproj, const real* proj, const real* angles,
                           real* partial, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh;
@@ -159,7 +159,8 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
     if (path->weight) add_head_partials(path->dweight, partial, s, s->weight_stride);
 }
 
-// partial [3 B NH dh] is scratch.
+// proj's columns of q, k, v and the shift gates: writes dproj from each path's dout, which it overwrites, and
+// adds to its dweight. partial [3 B NH dh] is scratch.
 static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj, const real* angles,
                          real* partial, const HeadShape* s) {
     for (int p = 0; p < 3; p++) {
@@ -377,9 +378,10 @@ static void attention_backward_queries(const AttentionBackward* a, const HeadSha
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
 //   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
-// One thread computes the heads that read one head of keys. Where that leaves threads without work for longer
-// than 7 GEMMs a tile take in place of 5, tiles of queries and then of keys are computed apart. Either way
-// dk, dv, dq and dcum_logf are accumulated in one order, without atomics.
+// A task is all heads of queries that read one head of keys: 5 GEMMs a tile. Where the tasks are too few, or
+// too uneven, for the threads, a task is a tile: first those of queries (dq), then those of keys (dk, dv).
+// Both compute the scores and their gradients, which makes 7 GEMMs a tile. Either way dk, dv, dq and
+// dcum_logf are accumulated in one order, without atomics.
 static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
     const int64_t group = head_group(s), heads = s->B * s->NH, tasks = heads / group,
                   threads = omp_get_max_threads();
@@ -519,7 +521,7 @@ static void attention_init(const Layer* layer) {
     AttentionActs a = attention_acts(layer);
     const Rotation rotation = config_rotation(layer->config);
     int64_t dh = config_head_size(layer->config);
-    if (!layer->config->use_rope || a.angles[0] > 0) return; // not needed, or filled for a layer before
+    if (!layer->config->use_rope || a.angles[0] > 0) return; // cos 0: filled for an earlier layer
     for (int64_t t = 0; t < layer->T; t++) rope_angles(a.angles + t * dh, t, dh, &rotation);
 }
 
@@ -748,8 +750,9 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
 static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t], 0 of TARGET_NONE. Training: logits become their own
-// gradient times dloss. Else: loss_t has a minus sign if the target is the likeliest token, the first of ties
+// classifier: loss_t = -log softmax(logits_t)[target_t]; 0 where the target is TARGET_NONE. With `train`
+// logits become the gradient of loss_t times dloss; else loss_t has a minus sign if its target is the
+// likeliest token, of equally likely ones the first
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
@@ -820,7 +823,7 @@ typedef struct Model {
     double loss;               // mean loss of the step so far, this rank's share
     StepSums sums;             // of the step, over all ranks
     double norm;               // of its gradient
-    bool own_finite;           // this rank's share of both
+    bool own_finite;           // this rank's loss and gradient
     double began;              // the step, in seconds_now()
     CoreWatch core_watch;      // of its forward and backward passes
     World* world;              // the ranks
@@ -1096,7 +1099,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 // a step of a run: batches in, results out
 
 static void load_batch(Model* model, DataLoader* data) {
-    if (data) model->T = model->pass.T = data->options.seq_len; // at most the T of open
+    if (data) model->T = model->pass.T = data->options.seq_len; // at most that of trainer_open
     batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
 }
 
@@ -1246,7 +1249,7 @@ static double elapsed(Model* model, int from, int to) {
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer, and Transformer and recurrent baselines, on the CPU.",
     .built_with = CPU_BUILT_WITH,
-    .suggested_tokens = 4096, // enough for large matrix products, and little memory
+    .suggested_tokens = 4096, // enough for large GEMMs, and little memory
     .pass_tokens = 512,
     .pass_steps = 1,
     .element_bytes = sizeof(real),

@@ -5,8 +5,8 @@ It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/l
 Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
-values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. S >= R
-is the row stride of that projection's output, Vs >= V that of logits. Where ranks share sequences T is a
+values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. The
+row stride of that projection's output is S >= R, that of logits Vs >= V. Where ranks share sequences T is a
 rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
@@ -194,7 +194,8 @@ static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16*
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, shape, layer->stream);
 }
 
-// Writes dproj from dout, the gradient of o. delta, per head sum(dout * o), is NULL where o gives it.
+// Writes dproj from dout, the gradient of o. delta [B,NH,T] is the sum of dout * o over a head's channels;
+// NULL: attention's backward pass computes it from o.
 static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16* dproj, const bf16* proj,
                            const bf16* dout, const bf16* o, const float* delta) {
     const HeadActs a = head_acts(layer);
@@ -399,7 +400,7 @@ typedef struct Model {
     Exchange* exchange;     // with other ranks; NULL: alone
     SequenceMixer sequence; // where ranks share sequences
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
-    bool weights_in_flight; // no pass has waited for other ranks' new weights, or made FP8 copies, yet
+    bool weights_in_flight; // new weights are not all here: to be awaited, and copied to FP8, by a pass
     bool with_fp8;          // trains with --fp8
     Fp8State* fp8;          // NULL: all GEMMs in bf16
     ParamChunks chunks;     // the update's work list
@@ -662,8 +663,8 @@ static PruningCount* model_pruning(Model* model) {
 // ----------------------------------------------------------------------------
 // forward
 
-// Before a pass reads the weights of a bucket that may be in flight: 0 the embedding's, 1 + l those of layer
-// l and last lm_head's, of which --fp8 needs copies.
+// Called before a pass reads the weights of a bucket: 0 the embedding, 1 + l layer l, 1 + L lm_head. If they
+// are in flight, the main stream waits for them, and --fp8 makes their copies in FP8.
 static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
@@ -675,14 +676,14 @@ static void model_await_weights(Model* model, int64_t bucket) {
     model_mixer(model, l)->weights_in_fp8(&layer, model->fp8);
 }
 
-// Before work that is not part of a step reads weights: none are in flight then.
+// Called before work that is not part of a step reads weights.
 static void model_await_all_weights(Model* model) {
     if (model->weights_in_flight)
         for (int b = 0; b < model->shard.num_buckets; b++) model_await_weights(model, b);
     model->weights_in_flight = false;
 }
 
-// A backward pass has completed a bucket's gradient.
+// Begins to reduce a bucket's gradient, which the backward pass has completed.
 static void model_reduce_bucket(Model* model, int64_t bucket) {
     if (!model->reducing) return;
     ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
@@ -816,9 +817,9 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// Unless it is kept, the backward kernel of whatever computed the input of a linear layer recomputes that
-// input (act by SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient
-// comes after that kernel.
+// Unless the inputs of linear layers are kept (--recompute none), backward kernels recompute them: SwiGLU's
+// act, the output gate's y, the norms' mixer_in and mlp_in. The weight gradient of a linear layer comes after
+// the kernel that recomputes its input.
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
@@ -962,7 +963,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
     const SequenceGroup* g = &model->sequence.heads.group;
-    const int64_t T = data ? sequence_tokens(g, data->options.seq_len) : model->T; // at most the T of open
+    const int64_t T = data ? sequence_tokens(g, data->options.seq_len) : model->T; // at most trainer_open's
     if (T != model->T) // shorter contexts of --eval, for which cuDNN makes other plans
         scratch_reserve(&model->scratch, model_scratch_bytes(model, model->B, T, model->recompute));
     model->T = model->pass.T = T;

@@ -102,9 +102,10 @@ typedef struct {
     double rope_gain;                // |q k| by RoPE behind their norm: config_rope_gain; 0: no RoPE
     bool acp;                        // use the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
-    int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
-    HeadPart
-        part; // the queries whose blocks are counted, with all keys before them; 0 where there is a window
+    // First query of q; the bounds of earlier ones are not valid. B is 1 unless it is 0.
+    int64_t first_query;
+    // The queries whose blocks are counted, with all keys before them; 0 where there is a window.
+    HeadPart part;
 } Pruning;
 
 #define PRUNING_BAND INT64_MAX // subtracted from a band head's work: negative, and still sorted by work

@@ -471,7 +471,8 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
             if (WINDOW)
                 for (int n = tile.diagonal - 1; n >= tile.first; n--) step<false>(tile, n);
             else
-                for (int left = tile.diagonal - tile.first; left > 0; left--) step<false>(tile, 0);
+                for (int left = tile.diagonal - tile.first; left > 0; left--)
+                    step<false>(tile, 0); // only masks read the tile's number
             sm90_arrive_warp(&shared.q_empty);
             issue_pv();
             finish_pv();

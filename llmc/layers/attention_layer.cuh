@@ -42,7 +42,8 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->rope = k->rope = layer->config->use_rope;
 }
 
-// Without a gate all layers share cum_logf and bounds, those of documents, if they have one window.
+// Does the layer compute cum_logf and bounds? Without gates they depend on documents and the window alone:
+// the first layer's serve all layers, but in a stack, whose windows may differ.
 static inline bool attention_has_own_gates(const Layer* layer) {
     return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
 }

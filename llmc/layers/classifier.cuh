@@ -1,7 +1,8 @@
 /*
-The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place but in FP8.
+The loss: cross entropy of softmax(logits), forward and backward in one kernel.
 
-logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
+logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient,
+or with --fp8 writes it to a tensor of its own.
 targets [rows] are token ids, or TARGET_NONE, which has no loss and no gradient. losses [rows] are float.
 Without `train` the sign of a loss says whether the target is the likeliest token, the first one of several:
 
@@ -118,7 +119,7 @@ typedef struct {
 // losses[t] = -log softmax(logits_t)[targets[t]] of each row, with a sign as above. With `train`, logits
 // become the gradient of losses[t] times dloss, and their padding columns zeros. logits are aligned to 16
 // bytes. Any other target outside 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
-// dlogits8 has a place in FP8: the gradient is written there, in E5M2, and logits stay.
+// If dlogits8 has memory, the gradient is written there instead, in E5M2, and logits stay.
 static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
                               float dloss, bool train, cudaStream_t stream, const Fp8Tensor& dlogits8 = {}) {
     Range range("loss", RANGE_FORWARD, stream);

@@ -98,8 +98,9 @@ __device__ static inline float forget_gate_logf(float logit) {
 // ----------------------------------------------------------------------------
 // forward
 
-// totals [B, NH, chunks] of the log gates and cum_logf of each chunk as if it were the first of its head; or
-// of dcum_logf, unless that is NULL, and nothing else: with DOCS in the document of the chunk's first token
+// Forward (dcum_logf NULL): totals [B, NH, chunks] of the log gates, and cum_logf of each chunk as if it were
+// the first of its head. Backward: totals of dcum_logf alone, with DOCS of those tokens that are in the
+// document of the chunk's first token.
 template <bool DOCS>
 __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     forget_gate_scan_kernel(double* __restrict__ cum_logf, double* __restrict__ totals,

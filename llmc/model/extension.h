@@ -8,10 +8,10 @@ one sequence behind the other. What a row computes depends on no other sequence 
 on the GPU, whose GEMM kernels are chosen by the number of rows.
 
 Keys, values and cum_logf are stored in pages: PAGE_TOKENS tokens of one head of keys of one layer, with a
-cum_logf for each head of queries that reads it. The page table
-tells which page of the pool holds tokens [n PAGE_TOKENS, (n + 1) PAGE_TOKENS) of a head. Sequences with the
-same beginning share its full pages. All else that a sequence needs has a fixed size and belongs to its slot:
-the last token's projections for the shifts, running sums of the gate, and the state of a recurrent mixer.
+cum_logf for each head of queries that reads it. The page table tells which page of the pool holds tokens
+[n PAGE_TOKENS, (n + 1) PAGE_TOKENS) of a head. Sequences with the same beginning share its full pages. All
+else that a sequence needs has a fixed size and belongs to its slot: the last token's projections for the
+shifts, running sums of the gate, and the state of a recurrent mixer.
 
 A cache that forgets. Keys that have left the window of a model that has one are seen by no row to come. And
 gates only make cum_logf fall, so keys that once have less than eps of a row's weight never regain it, where

@@ -11,8 +11,8 @@ Four linear layers of each block, with weights w [N, K]:
     FP8_DOWN_PROJ    its second one
 
 Each has three tensors in FP8: weights and inputs in E4M3, the gradient of the outputs in E5M2. All three
-GEMMs of a layer read them. So do those of lm_head, whose scales need no history. Embedding and attention are
-in bf16.
+GEMMs of a layer read them. lm_head's GEMMs are in FP8 too, with scales that need no history. Embedding and
+attention are in bf16.
 */
 #pragma once
 

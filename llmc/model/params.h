@@ -193,8 +193,8 @@ typedef struct {
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     void (*add_outside)(ParamTable* t, const Config* c); // rows outside the layers; NULL: none
     void (*init)(Param* p, const Config* c);             // changes how a row of the table starts; NULL: none
-    double (*flops)(const Config* c,
-                    int64_t T); // per token and layer, forward and backward, without the 6 per parameter
+    // per token and layer, forward and backward, without the 6 per parameter
+    double (*flops)(const Config* c, int64_t T);
 } MixerInfo;
 
 // Names outside the mixer, of all but Mamba-2

@@ -71,7 +71,7 @@ static inline Rotation rotation_plain(double base) {
     return r;
 }
 
-// Neighbouring tokens of [B, T], of whose norms qkv_forward gives the largest.
+// qkv_forward (llmc/layers/qkv.cuh) gives the largest norm of so many neighbouring tokens of [B, T].
 enum { NORM_TOKENS = 4 };
 
 static inline int64_t head_norm_groups(const HeadShape* s) {

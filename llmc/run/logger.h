@@ -6,10 +6,11 @@ log.jsonl has one JSON object per line, with a key "event": "run", "step", "vali
 another event. Numbers that are not finite are null there and nan on the terminal. A "run" line comes first,
 and again wherever a process resumes the run: what is trained, by which program, on what, since when.
 
-Called by llmc/train, report.h and llmc/eval. Each line is written with a single call to a file opened for appending, so that a crash can
-truncate only the last line; opening the file again terminates such a line. A log that cannot be written, as
-on a full disk, causes one warning and never stops training. After a run resumed from an earlier step the file
-contains some steps twice, with the "run" and "resume" events between them: the later line counts.
+Called by llmc/train, report.h and llmc/eval. Each line is written with a single call to a file opened for
+appending, so that a crash can truncate only the last line; opening the file again terminates such a line. A
+log that cannot be written, as on a full disk, causes one warning and never stops training. After a run
+resumed from an earlier step the file contains some steps twice, with the "run" and "resume" events between
+them: the later line counts.
 */
 #pragma once
 
@@ -53,9 +54,9 @@ typedef struct {
     bool masked;           // the data says which targets count
     bool own_finite;       // this rank's part of loss and gradient
     StepVotes votes;       // of all ranks
-    int ranks;             // 1: alone, and
-    const RankTime* times; // [ranks] is not set
-    int sequence_ranks;    // of them share sequences
+    int ranks;             // of the run
+    const RankTime* times; // [ranks]; not set where there is one rank
+    int sequence_ranks;    // that share a sequence; 1: each has its own
     int64_t measures_left; // of the held-out loss, from this step on
 
     // Fraction of attention's FLOPs within documents that were pruned, per layer that has it; num_layers 0:
@@ -63,8 +64,8 @@ typedef struct {
     int num_layers;
     const double* pruned;
 
-    const int32_t*
-        fp8_saturated; // inputs and gradients with values out of FP8's range; NULL: GEMMs are in bf16
+    // inputs and gradients with values out of FP8's range; NULL: GEMMs are in bf16
+    const int32_t* fp8_saturated;
 } LogStep;
 
 // ----------------------------------------------------------------------------

@@ -34,7 +34,7 @@ typedef struct {
     int lock;                     // of the RunFolder
     Json record;                  // its trainer.json, or --init's with --eval; texts in options point into it
     const PlanData* plan_data;    // with --dry-run; else NULL
-    int64_t eval_tokens;          // of the longest of --eval-requests, at most, on the rank that answers
+    int64_t eval_tokens;          // most tokens of one of --eval-requests; set on the rank that answers
     char device[512];             // printed before training and --bench: a line on device and implementation
     double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
     double planned_seconds;       // of the whole training; 0: not known
@@ -96,8 +96,8 @@ static inline const char* run_progress(char text[RUN_PROGRESS_BYTES], const Run*
     return text;
 }
 
-// Measures of held-out loss from behind `step` on: as many as there are of the more frequent kind, which the
-// other mostly falls together with.
+// How often the held-out loss will be measured after `step`. A step that validates and evaluates measures
+// once: counts the more frequent of the two, at whose steps the other mostly falls.
 static inline int64_t run_measures_left(const Run* run, bool validates, int64_t step) {
     const Options* o = &run->options;
     const int64_t validations = validates ? option_times(o->val_every, step, run->num_steps) : 0;

@@ -10,8 +10,8 @@ inference do not depend on what the weights have learnt. Called by main.h.
 
 static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
 
-// Prints a step's time `ms`, tokens and FLOPs a second; pruned: share of attention that is not computed, of
-// what packed documents do not hide.
+// Prints a step's time `ms`, tokens and FLOPs a second. hidden: share of attention that lies in other packed
+// documents; pruned: share of the rest that is not computed.
 static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned,
                                     double hidden) {
     double attention = run_attention_flops_per_token(run);

@@ -45,8 +45,8 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     ranks_compare_model(run);
     if (run->mode == RUN_TRAIN) run_print_model(run);
     Model* model = trainer->open(run);
-    // Before the weights, which take minutes to draw; of a resumed run behind them, as what a damaged checkpoint
-    // records is not the run's.
+    // The data is checked before the weights, which may take minutes to draw. A resumed run checks it after
+    // them: a damaged checkpoint, whose trainer.json says which data it was, is found when they are read.
     Training* training = NULL;
     if (run->mode == RUN_TRAIN && !run_resumed(run)) training = training_new(trainer, run, requests);
     if (run->mode == RUN_TRAIN) plan_print_start(run, trainer->threads != NULL);

@@ -9,9 +9,10 @@ once. SIGUSR1 is the one that mpirun and Slurm pass on to all ranks with time le
 #include <signal.h>
 #include "../ranks/world.h"
 
-static volatile sig_atomic_t run_interrupted, run_answers;
-static volatile sig_atomic_t run_drops_step; // a signal ends the run within the step
-static volatile sig_atomic_t run_has_ranks;  // whose step ends together: none leaves it alone
+static volatile sig_atomic_t run_interrupted; // a signal has come
+static volatile sig_atomic_t run_answers;     // this rank answers Ctrl-C
+static volatile sig_atomic_t run_drops_step;  // a signal ends the run within the step
+static volatile sig_atomic_t run_has_ranks;   // whose step ends together: none leaves it alone
 
 // Answers Ctrl-C at once: a step may take minutes. Other signals come from programs; mpirun's SIGTERM, after
 // a rank has failed, would add a line to that rank's message. Not if stderr is a full pipe that nobody reads:

@@ -44,12 +44,12 @@ typedef CliList CLI_LIST_FIELD;
 typedef struct {
     CliType type;
     const char* name; // without the dashes; the title of a group
-    const char*
-        value_name; // as --help prints it: of a choice or switch all names, as in "none|all"; "" of a flag
-    size_t offset;  // of the field in the program's struct
-    double preset, least,
-        most;         // default, and range of a number, |count| <= 2^62; of a choice or switch the default,
-                      // and as `least` the index of the word that a switch means alone
+    // as --help prints it: of a choice or switch all names, as in "none|all"; "" of a flag
+    const char* value_name;
+    size_t offset; // of the field in the program's struct
+    // default, and range of a number, |count| <= 2^62; of a switch `least` is the index of the word that it
+    // means alone
+    double preset, least, most;
     const char* help; // a default that is not a plain number is named in [brackets]
 } CliRow;
 
