@@ -655,11 +655,11 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
                                 .k_weight = layer_param(layer, P_K_NORM)};
     const Rotation rotation = config_rotation(layer->config);
     attention_paths(layer, &a, paths);
-    const bool turns = layer->config->use_rope && !cache->has_angles; // for this layer and those behind it
-    for (int64_t s = 0; turns && s < e->sequences; s++)
+    const bool fills_angles = layer->config->use_rope && !cache->has_angles; // once a pass, for all layers
+    for (int64_t s = 0; fills_angles && s < e->sequences; s++)
         for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++)
             rope_angles(a.angles + i * shape.dh, cache_position(e, s, i), shape.dh, &rotation);
-    cache->has_angles |= turns;
+    cache->has_angles |= fills_angles;
 
     linear_forward(a.proj, extend_normed(layer, cache, in, P_MIXER_NORM), NULL, &in_proj);
     qkv_forward(paths, a.proj, cache_before(layer, cache, a.proj), a.angles, &shape);
@@ -822,7 +822,7 @@ typedef struct Model {
     int32_t *inputs, *targets; // [B,T], the loaded batch
     double loss;               // mean loss of the step so far, this rank's share
     StepSums sums;             // of the step, over all ranks
-    double norm;               // of its gradient
+    double grad_norm;          // of the step
     bool own_finite;           // this rank's loss and gradient
     double began;              // the step, in seconds_now()
     CoreWatch core_watch;      // of its forward and backward passes
@@ -1138,16 +1138,16 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
         exchange_sum(model->world, (double*)model->times, RANK_TIMES * ranks);
     }
     const double scale = step_scale(&sums->votes);
-    model->norm = scale * sqrt(sums->squares);
-    if (!step_is_valid(sums->loss, model->norm, &sums->votes)) return;
-    if (norm_is_spike(model->norm, adamw->spike_norm)) return;
-    model_update(model, adamw, scale * clip_scale(model->norm, grad_clip));
+    model->grad_norm = scale * sqrt(sums->squares);
+    if (!step_is_valid(sums->loss, model->grad_norm, &sums->votes)) return;
+    if (norm_is_spike(model->grad_norm, adamw->spike_norm)) return;
+    model_update(model, adamw, scale * clip_scale(model->grad_norm, grad_clip));
     model_gather_weights(model);
 }
 
 static void finish_step(Model* model, LogStep* line) {
     line->loss = model->sums.loss * step_scale(&model->sums.votes);
-    line->grad_norm = model->norm;
+    line->grad_norm = model->grad_norm;
     line->own_finite = model->own_finite;
     line->votes = model->sums.votes;
     line->ranks = model->shard.size;

@@ -188,9 +188,9 @@ static void heads_forward(const Layer* layer, const AttentionHeads* heads, bf16*
                                   .scratch = layer->scratch};
 
     qkv_forward(paths, a.squares, proj, a.angles, shape, layer->stream);
-    if (a.cum_logf && attention_has_own_gates(layer))
+    if (a.cum_logf && attention_computes_bounds(layer))
         forget_gate_forward(a.cum_logf, gate, heads->gate_bias, layer->scratch, shape, layer->stream);
-    if (attention.bounds && attention_has_own_gates(layer)) pruning_bounds(&pruning, shape, layer->stream);
+    if (attention.bounds && attention_computes_bounds(layer)) pruning_bounds(&pruning, shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, shape, layer->stream);
 }
 
@@ -223,7 +223,7 @@ static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16
     SideStream* side = a.dcum_logf ? heads->gate_stream : NULL; // gates beside q, k and v
 
     if (layer->recompute_qkv) qkv_forward(paths, NULL, proj, a.angles, shape, layer->stream);
-    if (attention.bounds && attention_has_own_gates(layer))
+    if (attention.bounds && attention_computes_bounds(layer))
         pruning_backward_bounds(&pruning, shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, shape, layer->stream);
     if (a.dcum_logf)
@@ -826,15 +826,15 @@ static void block_backward(Model* model, int64_t l) {
     Layer layer = model_layer(model, &model->pass, l);
     Acts a = pass_acts(&model->pass, l);
     WeightStream* weights = &model->weight_stream;
-    const bool writes = layer.recompute_outputs;
+    const bool recomputes = layer.recompute_outputs;
     if (model->recompute == RECOMPUTE_BLOCK) block_forward(model, l, true);
     if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
         layer_keep_transposed(&layer, &gate_proj.linear.fp8.x, a.mlp_in);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
-        rmsnorm_backward(a.dx, writes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm, layer.partial[0],
-                         model->stream);
+        rmsnorm_backward(a.dx, recomputes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm,
+                         layer.partial[0], model->stream);
         deferred_weight_gradient(&layer, &gate_proj, a.mlp_in);
     } else {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
@@ -842,7 +842,7 @@ static void block_backward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = model_mixer(model, l)->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, writes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
+    rmsnorm_backward(a.dx, recomputes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
     deferred_weight_gradient(&layer, &in_proj, a.mixer_in);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed

@@ -509,9 +509,9 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     assert(!p->score_limits || (p->log_tolerance <= 0 && !p->q_weight == !p->k_weight));
     PruningScratch scratch(p->scratch, s);
     if (!p->score_limits) return pruning_launch<false>(p, s, stream);
-    bool pass = !p->q_weight && !p->squares;
-    if (pass && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
-    if (pass && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
+    const bool measures = !p->q_weight && !p->squares;
+    if (measures && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
+    if (measures && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
     pruning_launch<false>(p, s, stream);
 }
 

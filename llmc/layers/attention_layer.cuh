@@ -44,7 +44,7 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
 
 // Does the layer compute cum_logf and bounds? Without gates they depend on documents and the window alone:
 // the first layer's serve all layers, but in a stack, whose windows may differ.
-static inline bool attention_has_own_gates(const Layer* layer) {
+static inline bool attention_computes_bounds(const Layer* layer) {
     return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
 }
 
