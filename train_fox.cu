@@ -4,10 +4,8 @@ Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on a
 It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention.
 Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, KVH heads of keys and
-values, kd = KVH dh, MLP width I, vocabulary V, R rows in the fused projection of q, k, v and all gates. The
-row stride of that projection's output is S >= R, that of logits Vs >= V. Where ranks share sequences T is a
-rank's part of one, outside attention.
+Sizes are named as in train_fox.c. S >= R is the row stride of the fused projection's output, Vs >= V that of
+logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
 exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. The host waits for the
