@@ -313,7 +313,7 @@ static void attention_forward(const AttentionForward* a, const HeadShape* s) {
 
 // What a tile of the backward pass computes: dq and the queries' part of dcum_logf, dk, dv and the keys'
 // part, or all.
-typedef enum { OF_QUERIES = 1, OF_KEYS = 2 } GradientParts;
+enum { OF_QUERIES = 1, OF_KEYS = 2 };
 
 // One tile of queries from i0 and keys from j0 on. The first to reach the keys' tile is the one on the
 // diagonal of the first head that reads them. key_sums [TILE] gets sums over ds of the keys.

@@ -15,7 +15,6 @@ Names that end in an underscore are private.
 */
 #pragma once
 
-#include <math.h>
 #include "json_writer.h"
 
 enum {

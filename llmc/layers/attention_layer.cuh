@@ -4,7 +4,6 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 */
 #pragma once
 
-#include "../model/rotation.h"
 #include "layer.cuh"
 #include "output_gate.cuh"
 

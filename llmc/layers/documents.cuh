@@ -7,7 +7,6 @@ tokens at a time: a few microseconds beside a pass of milliseconds.
 */
 #pragma once
 
-#include "../model/documents.h"
 #include "../cuda/range.cuh"
 
 enum { DOCUMENTS_THREADS = 1024, DOCUMENTS_TOKENS = 8 }; // of a thread block; of a thread

@@ -6,8 +6,9 @@ two.
 */
 #pragma once
 
+#include "../model/activations.h"
+#include "../model/shapes.h"
 #include "../model/shard.h"
-#include "../run/command/options.h"
 #include "../sequence/split.h"
 
 // Elements of the flat buffers of weights and gradients. Padding follows the last tensor, lm_head: its GEMMs

@@ -15,7 +15,6 @@ them: the later line counts.
 #pragma once
 
 #include <math.h>
-#include <time.h>
 #include "../base/common.h"
 #include "../base/octaves.h"
 #include "../formats/json_writer.h"

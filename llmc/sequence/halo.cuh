@@ -38,6 +38,7 @@ Called by mixer.cuh. An error of CUDA ends the program.
 
 #include "../attention/pruning.cuh"
 #include "../layers/forget_gate.cuh"
+#include "../model/rotation.h"
 #include "sequence.cuh"
 
 // Tokens of a halo that a layer of this pass may have; 0: heads are exchanged. In FP8 weights are in the

@@ -14,6 +14,7 @@ in place of decode.cuh: the append, attention, and the sum of its partial result
 
 #include <algorithm>
 #include "../../layers/attention_layer.cuh"
+#include "../../model/rotation.h"
 #include "cache.cuh"
 #include "matvec.cuh"
 #include "scores.cuh"
