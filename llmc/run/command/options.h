@@ -344,30 +344,33 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 // ----------------------------------------------------------------------------
 // the record in trainer.json
 
+// Is a number or switch unset? An unset choice has no name, an unset text is NULL.
+static inline bool option_is_unset(const CliRow* row, const void* field) {
+    if (row->type == CLI_REAL) return *(const double*)field == OPTION_UNSET;
+    return (row->type == CLI_COUNT || row->type == CLI_SWITCH) && *(const int64_t*)field == OPTION_UNSET;
+}
+
 // Writes an option's value; null where it is unset.
 static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w, const char* key) {
     const void* field = (const char*)o + row->offset;
-    const bool whole = row->type == CLI_COUNT || row->type == CLI_SWITCH;
-    const int64_t count = whole ? *(const int64_t*)field : OPTION_UNSET;
-    const double number = row->type == CLI_REAL ? *(const double*)field : OPTION_UNSET;
     const CliList* list = (const CliList*)field;
     char name[32];
-    if (row->type == CLI_TEXT)
-        json_put_string(w, key, *(const char* const*)field);
-    else if (row->type == CLI_CHOICE)
+    if (option_is_unset(row, field)) return json_put_null(w, key);
+    switch (row->type) {
+    case CLI_GROUP: break;
+    case CLI_TEXT: json_put_string(w, key, *(const char* const*)field); break;
+    case CLI_CHOICE:
         json_put_string(w, key, cli_choice_name(name, row, *(const int64_t*)field) ? name : NULL);
-    else if (row->type == CLI_FLAG)
-        json_put_bool(w, key, *(const bool*)field);
-    else if (row->type == CLI_SWITCH && count != OPTION_UNSET)
-        json_put_bool(w, key, count == SHUFFLE_TRUE);
-    else if (count != OPTION_UNSET)
-        json_put_int(w, key, count);
-    else if (row->type != CLI_LIST)
-        json_put_double(w, key, number == OPTION_UNSET ? NAN : number);
-    if (row->type != CLI_LIST) return;
-    json_begin_array(w, key);
-    for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
-    json_end(w);
+        break;
+    case CLI_FLAG: json_put_bool(w, key, *(const bool*)field); break;
+    case CLI_SWITCH: json_put_bool(w, key, *(const int64_t*)field == SHUFFLE_TRUE); break;
+    case CLI_COUNT: json_put_int(w, key, *(const int64_t*)field); break;
+    case CLI_REAL: json_put_double(w, key, *(const double*)field); break;
+    case CLI_LIST:
+        json_begin_array(w, key);
+        for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
+        json_end(w);
+    }
 }
 
 // An option's value as JSON, to be freed; NULL where it is unset.
