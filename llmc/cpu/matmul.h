@@ -20,10 +20,7 @@ typedef struct {
 } View;
 
 static inline View view(const real* at, int64_t row, int64_t col) {
-    View v;
-    v.at = at;
-    v.row = row;
-    v.col = col;
+    const View v = {at, row, col};
     return v;
 }
 // The row-major matrix with this row stride, and its transpose.

@@ -111,7 +111,6 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     LogStep last;
     struct rusage usage;
     double ms[2], pruned = 0, hidden;
-    memset(&last, 0, sizeof last);
     bench_steps(ms, &last, trainer, model, run);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     hidden = documents_hidden(&last.votes.documents);
