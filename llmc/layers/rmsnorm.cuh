@@ -50,7 +50,7 @@ struct NormPartial {
     cudaStream_t fork(cudaStream_t own) const { return beside ? side_fork(beside) : own; }
 };
 
-// Those of norms of a block, and two of its mixer: they may be in flight at once.
+// One for the norms of a block, two for its mixer: all may be in flight at once.
 enum { NUM_NORM_PARTIALS = 3 };
 
 // sums: NUM_NORM_PARTIALS times norm_partial_bytes; NULL without a backward pass

@@ -16,11 +16,11 @@ Called by the trainers.
 #include <stdbool.h>
 #include <stdint.h>
 
-// log f of a document's first token, instead of its gate's: exact, because no pair that counts has this
-// token's gate between its query and its key. What knows gates alone, the GPU's attention within a block and
-// the bounds of pruning, gives keys behind a wall no weight unless their score is above a row's own by
-// 99,000. A smaller number would cost precision: behind 2,000 of these walls the doubles of cum_logf have
-// steps of 3e-8.
+// log f of a document's first token, instead of its gate's: exact, because no pair of a query and a key of
+// one document has this token's gate between them. Within a block the GPU's attention knows documents by
+// these gates alone, as do the bounds of pruning: a key of an earlier document has no weight unless its score
+// is above the row's own ones by 99,000. A lower number would cost precision: after 2,000 of these walls the
+// doubles of cum_logf have steps of 3e-8.
 #ifndef WALL_LOGF // gradcheck.c takes lower walls: differences of losses need more digits
 #define WALL_LOGF (-1e5)
 #endif

@@ -4,8 +4,8 @@ trainer.json. The formats and the scaling are in llmc/cuda/fp8.cuh and fp8_state
 
 Four linear layers of each block, with weights w [N, K]:
 
-    FP8_IN_PROJ      q, k, v and the output gate: the first N rows of the fused projection; those of the forget
-                     gate and of the shift gates stay in bf16
+    FP8_IN_PROJ      q, k, v and the output gate: the first N rows of the fused projection; those of the
+                     forget gate and of the shift gates stay in bf16
     FP8_O_PROJ       attention's output projection
     FP8_GATE_PROJ    the MLP's first matrix, and
     FP8_DOWN_PROJ    its second one

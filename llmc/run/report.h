@@ -30,7 +30,7 @@ static inline void run_check_warmup(const Options* o) {
              o->lr * ((double)o->max_tokens / (double)o->warmup_tokens));
 }
 
-// Warns where a run begins inside its own cool-down: it is no part of a run from scratch.
+// Warns where a branch begins inside its own cool-down: a run from scratch would have cooled down earlier.
 static inline void run_check_cooldown(const Run* run) {
     const Options* o = &run->options;
     const int64_t begin = o->max_tokens - o->cooldown_tokens;
@@ -45,8 +45,8 @@ static inline void run_check_cooldown(const Run* run) {
 // after it has fallen into a longer warm-up.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
-    Options is = *o, was = *before; // of a rate of 0, too, the share of --lr is what changes
-    is.lr = was.lr = 1;
+    Options is = *o, was = *before;
+    is.lr = was.lr = 1; // shares of --lr, which may be 0
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
     const bool warming = tokens < o->warmup_tokens;
     char text[256];
@@ -269,8 +269,8 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 
-// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's. recipe, and what of it is
-// changed: NULL: none. data: of which it says how often the training reads it, and each part of a mixture.
+// Logs the run itself, in the file only, with how often the training reads the data, and each part of a
+// mixture. "started" is UTC; "host" is rank 0's. recipe: as recipe_text has it; NULL: none.
 static inline void run_log(const Run* run, Logger* l, const char* built_with, const char* recipe,
                            const DataLoader* data) {
     char host[256] = "", started[32];

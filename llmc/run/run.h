@@ -96,8 +96,9 @@ static inline const char* run_progress(char text[RUN_PROGRESS_BYTES], const Run*
     return text;
 }
 
-// How often the held-out loss will be measured after `step`. A step that validates and evaluates measures
-// once: counts the more frequent of the two, at whose steps the other mostly falls.
+// How often the held-out loss is still to be measured when `step` has been trained. A validation and an
+// evaluation of one step are one measure: counts the more frequent of the two, with which the other mostly
+// coincides.
 static inline int64_t run_measures_left(const Run* run, bool validates, int64_t step) {
     const Options* o = &run->options;
     const int64_t validations = validates ? option_times(o->val_every, step, run->num_steps) : 0;

@@ -101,8 +101,8 @@ typedef struct {
     // What trainer.json records of the model as "fp8", to be freed; NULL: nothing. May itself be NULL.
     char* (*fp8_record)(Model* model);
 
-    // Next micro-batch [B,T], where T is the data's length of sequences, at most --seq-len; that one without
-    // data.
+    // Loads the next micro-batch [B,T], where T is the data's length of sequences, at most --seq-len. Without
+    // data (NULL): random tokens, T as before.
     void (*load_batch)(Model* model, DataLoader* data);
     void (*begin_step)(Model* model); // loss and gradients are zero
     // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens. `last`: of this
@@ -119,8 +119,8 @@ typedef struct {
     // Name of the first tensor whose gradient, or weight, is not finite on this rank; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
     // Forward pass without gradients over the loaded batch. finish_losses waits for the oldest one in flight
-    // and returns its losses [B,T], of the host's numbers, which are valid until the next queue_losses, and
-    // the caller's until then. Their signs are marks: positions_add takes them off.
+    // and returns its losses [B,T], of the host's numbers, which are valid until the next queue_losses; until
+    // then the caller may change them. Their signs are marks: positions_add takes them off.
     void (*queue_losses)(Model* model);
     void* (*finish_losses)(Model* model);
     // Fills counts [layers with attention, 2] with the pairs of attention blocks in all, and those computed,

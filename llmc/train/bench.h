@@ -185,7 +185,7 @@ static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, 
     free(list);
 }
 
-// Bytes that a pass reads at least which continues `count` sequences of `length` tokens: weights once, but
+// The fewest bytes that a pass can read to continue `count` sequences of `length` tokens: weights once, but
 // for the embedding, and keys and values.
 static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, int64_t count, double length) {
     const Config* c = &run->config;

@@ -54,7 +54,7 @@ typedef struct {
     Tokenizer sampler;          // of samples and requests; vocab_size 0: they are token ids
     Requests* requests;         // of --eval-requests; NULL: none, or another rank answers them
     bool cut;                   // a signal has ended what was to be measured last
-    int64_t kept;               // step whose state needs no checkpoint: the first one, or one that has it
+    int64_t kept;               // last step whose state needs no checkpoint: the first, or one that has it
     StepProgress progress;      // of the step that is queued
     int64_t saving;             // step of the checkpoint in the making, and
     double saving_waited;       // for how many seconds training has waited for it
@@ -352,8 +352,8 @@ static inline void training_progress(Training* t) {
     if (t->logger.steps == 0) watch_allow(t->world, first_step);
 }
 
-// Does a signal end the run within the step? Only of a rank alone, as others would wait for its part, and only
-// where there is nothing to save. Tells the signal's handler, too (run_drops_step).
+// Does a signal end the run within the step? Only of a rank alone, as others would wait for its part, and
+// only where there is nothing to save. Tells the signal's handler, too (run_drops_step).
 static inline bool training_drops_step(const Training* t) {
     run_drops_step = t->world->size == 1 && (!t->run->options.out || t->run->state.step == t->kept);
     return run_drops_step && run_interrupted;

@@ -34,7 +34,7 @@ static inline const char* mode_option(const CommandLine* line) {
 // Does it read one sequence at a time, of up to the trained length?
 static inline bool mode_reads_sequences(RunMode mode) { return (GENERATES | ANSWERS | MAPS) >> mode & 1; }
 
-// The option that is meant by one that a mode has no use for; NULL: none is.
+// What to give in place of an option that the mode has no use for; NULL: nothing.
 static inline const char* mode_meant(RunMode mode, size_t field) {
     static const struct {
         unsigned modes;

@@ -280,8 +280,8 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return ok;
 }
 
-// How often something is due from behind `step` on that is due every `every` steps, or never (0), and behind
-// the last of `steps`.
+// How often something is still due when `step` of `steps` steps has been trained, that one's included. It is
+// due every `every` steps (0: never), and in any case after the last.
 static inline int64_t option_times(int64_t every, int64_t step, int64_t steps) {
     if (every == 0 || every > steps) every = steps;
     return every == 0 ? 0 : (steps + every - 1) / every - (step > 0 ? (step - 1) / every : 0);
