@@ -1,7 +1,7 @@
 /*
 The known name that is nearest to a mistyped one, for messages: by the number of letters to insert, remove or
-replace and of neighbours to swap, at most a third of them, or as the beginning of a longer name. Called by the command line and the
-config.
+replace and of neighbours to swap, at most a third of them, or as the beginning of a longer name. Called by
+the command line and the config.
 */
 #pragma once
 

@@ -49,8 +49,8 @@ typedef struct {
 
 // ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview, before Pro
 // blocks; its models of 760m also had QK norm in one variant (qk_norm=true). The rates of its recurrent
-// models are not known. GDN: what arXiv 2412.06464 (section 4; the cosine's end: its repository's pretrain.py)
-// trains models of 1.3 B parameters with, at the nearest size, where no rate was searched.
+// models are not known. GDN: what arXiv 2412.06464 (section 4; the cosine's end: its repository's
+// pretrain.py) trains models of 1.3 B parameters with, at the nearest size, where no rate was searched.
 // clang-format off
 static const RecipeRow recipe_rows[] = {
     //  recipe            size     families                                tokens       head  peak lr  end

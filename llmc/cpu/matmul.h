@@ -142,8 +142,8 @@ typedef struct {
 #define UNROLL(n)    PRAGMA(GCC unroll n)
 #endif
 
-// Builds with sanitizers are not optimized (Makefile) but in these loops, which halves the time of tests that train.
-// fp-contract=off: -O3 alone would fuse multiplications with additions, and change bits.
+// Builds with sanitizers are not optimized (Makefile) but in these loops, which halves the time of tests that
+// train. fp-contract=off: -O3 alone would fuse multiplications with additions, and change bits.
 #ifdef __SANITIZE_ADDRESS__
 #define KERNEL      __attribute__((noinline, optimize("O3", "fp-contract=off")))
 #define UNROLLED_BY 1 // 4 would compile for ten seconds more

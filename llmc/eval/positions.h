@@ -169,8 +169,8 @@ static inline double positions_loss_error(const Positions* p, int64_t i) {
 }
 
 // The number of sequences that --val-tokens wants, at most `present`. Gives each rank its share of their
-// batches; the last batch is filled up with sequences that do not count. Before anything is read. Warns where a
-// part of the data has none.
+// batches; the last batch is filled up with sequences that do not count. Before anything is read. Warns where
+// a part of the data has none.
 static inline int64_t positions_share(const Run* run, DataLoader* data, int64_t present) {
     const int64_t T = run->options.seq_len, B = run->micro_batch;
     int64_t wanted = (run->options.val_tokens + T - 1) / T, sequences = wanted < present ? wanted : present;

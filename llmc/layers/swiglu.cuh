@@ -4,9 +4,9 @@ SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
 a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 
-With --fp8, from the second step on, act and dgate_up are in FP8 alone: row-major for the GEMMs of activations,
-and transposed for those of weights. A thread block then has a tile of rows and channels, so that the transposed copies are written in
-whole cache lines.
+With --fp8, from the second step on, act and dgate_up are in FP8 alone: row-major for the GEMMs of
+activations, and transposed for those of weights. A thread block then has a tile of rows and channels, so that
+the transposed copies are written in whole cache lines.
 */
 #pragma once
 
@@ -175,8 +175,8 @@ static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tens
                  dgate_up8, act8);
 }
 
-// Returns whether act and dgate_up are in FP8, and then gives them memory: act's transposed copy has that of act
-// in bf16, dgate_up, row-major and transposed, that of dgate_up in bf16.
+// Returns whether act and dgate_up are in FP8, and then gives them memory: act's transposed copy has that of
+// act in bf16, dgate_up, row-major and transposed, that of dgate_up in bf16.
 static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_proj, Linear* down_proj) {
     if (!down_proj->fp8.x.data) return false;
     down_proj->fp8.x.transposed = (fp8*)act;

@@ -2,8 +2,8 @@
 Resuming: a run's state, configuration and options from its checkpoint, and what may differ from them on the
 command line. Another run's checkpoint (--resume-from) begins a branch, under the same rules.
 
-Called by configure.h and, for messages, by data.h, in all ranks. Options that may not change end the program; a damaged checkpoint is an
-error, after which configure.h's caller tries the one before it.
+Called by configure.h and, for messages, by data.h, in all ranks. Options that may not change end the program;
+a damaged checkpoint is an error, after which configure.h's caller tries the one before it.
 */
 #pragma once
 
