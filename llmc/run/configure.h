@@ -225,6 +225,7 @@ static inline bool run_find_start(Run* run, const CommandLine* line, const RunFo
     if (!run_read_checkpoint(run, line, err)) return false;
     resume_check_data_order(run);
     resume_check_model(run, line);
+    resume_check_parent(run, line);
     *recipe = config_nearest_recipe(&run->config); // of options that are not recorded
     options_apply_recipe(&run->before, recipe);
     resume_check_branch(run);

@@ -141,6 +141,19 @@ static inline void resume_branch(Run* run, const char* from) {
     run->branched = true;
 }
 
+// Dies where --resume-from names another checkpoint than the one that the resumed run began at, whose name in
+// the record stays.
+static inline void resume_check_parent(Run* run, const CommandLine* line) {
+    const char *given = line->options.resume_from, *parent = run->before.resume_from;
+    if (!given || run->branched) return;
+    if (!parent)
+        die("--resume-from %s: the run in %s began without it; leave it out", given, resume_name(run));
+    if (!init_is(given, parent))
+        die("--resume-from %s: the run in %s began at %s, which cannot change when it resumes; leave it out",
+            given, resume_name(run), parent);
+    run->options.resume_from = parent;
+}
+
 // Dies where a branch begins inside a cool-down: its learning rate would rise again.
 static inline void resume_check_branch(const Run* run) {
     const Options* before = &run->before;

@@ -224,7 +224,9 @@ branches() {
     check "from step 12 of the trunk" run $short "$branch" $wsd --resume-from "$trunk/step_00000012/" --max-steps 15
     equals 15 "$(checkpoints "$branch")"
     equals 1 "$(events "$branch" | grep -c '^lr-schedule .*wsd.* (was .*constant')"
-    check "and resumed" resume "$branch"
+    dies "--resume-from $trunk/step_00000008: the run in $branch began at $trunk/step_00000012/, which cannot change" \
+        resume "$branch" --resume-from "$trunk/step_00000008"
+    check "and resumed" resume "$branch" --resume-from "$trunk/step_00000012"
     ends_same_as "$branch" "$scratch/whole"
     check "it records its parent" grep -q "\"resume-from\": \"$trunk/step_00000012/\"" "$branch/step_00000020/trainer.json"
     equals "4 8 12 16" "$(checkpoints "$trunk")"
@@ -259,6 +261,8 @@ branches_refused() {
     refused_branch "step_00000099/trainer.json: cannot" --resume-from "$scratch/trunk/step_00000099"
     refused_branch "--seed 2: the run in $scratch/trunk/step_00000012 has 1" --resume-from "$scratch/trunk/step_00000012" --seed 2
     refused_branch "only a training begins where a checkpoint ends" --resume-from "$scratch/trunk/step_00000012" --bench 1
+    dies "the run in $scratch/whole began without it; leave it out" resume "$scratch/whole" \
+        --resume-from "$scratch/trunk/step_00000012"
     dies "holds checkpoints of a run already" run $short "$scratch/trunk" --resume-from "$scratch/trunk/step_00000012"
     cp -r "$scratch/trunk/step_00000012" "$scratch/step_00000012"
     printf x | dd of="$scratch/step_00000012/model.safetensors" bs=1 seek=2000 conv=notrunc status=none
