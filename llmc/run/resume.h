@@ -122,7 +122,7 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
             die(run->branched
                     ? "--resume-from %s: is of a model with another %s than the command line's; leave it out"
                     : "--out %s: its checkpoints are of a model with another %s than the command line's; "
-                      "choose another folder",
+                      "leave --model, --init and --set out, or choose another folder",
                 resume_name(run), config_keys[i].name);
     }
     json_writer_free(&ours), json_writer_free(&theirs);
