@@ -79,6 +79,19 @@ static inline void data_check_tokenizer(const Run* run, const DataLoader* data, 
             path);
 }
 
+// Dies where the first batch of the held-out data cannot be read, as where it was encoded for a larger
+// vocabulary: the run would end at its first validation, and lose what was trained by then. Measuring begins
+// there again.
+static inline void data_check_held_out(DataLoader* val_data) {
+    Error err;
+    const DataOptions* o = &val_data->options;
+    const size_t count = (size_t)o->batch * (size_t)o->seq_len;
+    if (o->share.count == 0) return;
+    int32_t* tokens = (int32_t*)xcalloc(2 * count, sizeof *tokens);
+    if (!dataloader_next(val_data, tokens, tokens + count, &err)) die("%s", err.msg);
+    free(tokens);
+}
+
 // Whether shards of the validation data, or copies of them, are in the training data, too. Writes the warning
 // to text[DATA_WARNING_BYTES].
 static inline bool data_is_shared(const DataLoader* data, const DataLoader* val_data, char* text) {

@@ -89,6 +89,7 @@ static inline Training* training_new(const Trainer* trainer, Run* run, Requests*
     run_reserve_files(&t->data, val_data);
     data_check(run, &t->data, val_data);
     data_check_tokenizer(run, &t->data, val_data);
+    if (o->val_data) data_check_held_out(&t->val_data);
     data_find_tokenizer(&t->tokenizer, run, &t->data);
     const bool infers = o->sample_every || t->requests;
     if (infers && t->tokenizer.json && !o->vocab)

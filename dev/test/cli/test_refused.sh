@@ -44,6 +44,9 @@ END
     dies "use one dataset" train --data "$shards/text.bin,$shards/plain.bin"
     dies "no shard has the 65 tokens" \
         run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/text.bin" --val-data "$shards/val.bin"
+    dies "high_id.bin: token 1000 has id 257, outside the vocabulary of 257" run $tiny --seq-len 1024 --batch-tokens 1024 \
+        --max-tokens 8192 --data "$shards/text.bin" --val-data "$shards/high_id.bin"
+    equals 0 "$(grep -c '^step' "$scratch/stdout")" # before the training
     dies "documents of 32 tokens are shorter than a sequence of 64" \
         run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/documents.bin"
     no_checkpoint
