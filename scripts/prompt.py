@@ -9,11 +9,15 @@ for bytes and for GPT-2's vocabulary. Here DIR/tokenizer.json makes the token id
 text of those that come back (`pip install -c scripts/requirements.txt tokenizers`). A text is printed when it
 is complete; the trainer stays for all lines of --prompt -.
 """
+import itertools
+import math
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "eval"))
 from fox import Error, Parser, Trainer, add_model_options, run  # noqa: E402
+
+CUTS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def parse():
@@ -32,19 +36,36 @@ def parse():
     options = parser.parse_args()
     if options.generate < 1 or options.samples < 1:
         raise Error("--generate and --samples must be at least 1")
+    for name in CUTS:
+        if not math.isfinite(getattr(options, name) or 0):
+            raise Error(f"--{name.replace('_', '-')} {getattr(options, name)}: not a finite number")
+    for name, text in [("prompt", options.prompt), *(("stop", text) for text in options.stop)]:
+        check_text(f"--{name}", text)
     return options
+
+
+def check_text(name, text):
+    """An Error where Python has made surrogates of bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Error(f"{name}: is not UTF-8")
 
 
 def prompts(options):
     if options.prompt != "-":
         yield options.prompt
         return
-    while True:
+    if sys.stdin is None:
+        raise Error("--prompt -: standard input is closed")
+    sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    for number in itertools.count(1):
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             return
+        check_text(f"--prompt -: line {number}", line)
         yield line.removesuffix("\n")
 
 
@@ -52,7 +73,7 @@ def main():
     options = parse()
     names = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")
     trainer = Trainer(**{name: getattr(options, name) for name in names}, quiet=True)
-    cuts = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    cuts = {name: getattr(options, name) for name in CUTS}
     common = {"type": "generate", "max_tokens": options.generate, "until": options.stop,
               **{name: value for name, value in cuts.items() if value is not None}}
     for prompt in prompts(options):

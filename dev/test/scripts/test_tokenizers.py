@@ -243,8 +243,17 @@ class TestTokenizers(Case):
                                capture_output=True, text=True, cwd=ROOT)
         self.assertEqual((lines.returncode, lines.stderr), (0, ""))
         self.assertLess(lines.stdout.index("One"), lines.stdout.index("\nTwo"))
-        bad = subprocess.run([*map(str, script), "--generate", "0"], capture_output=True, text=True, cwd=ROOT)
-        self.assertEqual((bad.returncode, bad.stderr), (1, "error: --generate and --samples must be at least 1\n"))
+        script = [*map(str, script)]
+        for arguments, message in ((["--generate", "0"], "--generate and --samples must be at least 1"),
+                                   (["--top-p", "nan"], "--top-p nan: not a finite number"),
+                                   (["--prompt", b"a\xff"], "--prompt: is not UTF-8"),
+                                   (["--stop", b"a\xff"], "--stop: is not UTF-8"),
+                                   (["--prompt", "-"], "--prompt -: line 2: is not UTF-8")):
+            bad = subprocess.run([*script, *arguments], input=b"One\n\xff\n", capture_output=True, cwd=ROOT)
+            self.assertEqual((bad.returncode, bad.stderr.decode()), (1, f"error: {message}\n"))
+        closed = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *script, "--prompt", "-"], capture_output=True,
+                                text=True, cwd=ROOT)
+        self.assertEqual((closed.returncode, closed.stderr), (1, "error: --prompt -: standard input is closed\n"))
 
     def test_needle(self):
         (self.tmp / "hay").mkdir()
