@@ -42,7 +42,7 @@ for list in MODELS SETS LRS SEEDS; do
     [[ ${!list} =~ [^[:space:]] ]] || die "$list is blank: it says what is trained"
 done
 
-# refuse_fixed WORDS...: options that would make folders' names untrue
+# refuse_fixed WORDS...: options that would make folders' names untrue, or with which runs would end untrained
 refuse_fixed() {
     local word
     for word; do
@@ -51,6 +51,7 @@ refuse_fixed() {
         --seed) die "--seed: SEEDS names the seeds" ;;
         --out) die "--out: OUT names the folder of the runs" ;;
         --lr) die "--lr: LRS names the learning rates" ;;
+        --dry-run | --bench | --dump) die "${word%%=*}: trains nothing: give it to the trainer itself" ;;
         esac
     done
 }

@@ -112,7 +112,9 @@ equals "" "$(grep FAILED $scratch/first $scratch/stdout)"
 equals "b_lr-1e-3_seed-1 (0) a_lr-2e-3_seed-1 (0) b_lr-2e-3_seed-1 (0) a_lr-1e-3_seed-1 a_lr-1e-3_seed-1 (0)" \
     "$(xargs <$scratch/order)"
 calls 39
-for option in "--seed 1" --model=a "--out x" "--lr 1"; do LRS='' dies "${option%%[ =]*}: " sweep refused $option; done
+for option in "--seed 1" --model=a "--out x" "--lr 1" --dry-run --bench=2 "--dump x"; do
+    LRS='' dies "${option%%[ =]*}: " sweep refused $option
+done
 calls 39
 rm $CALLS
 # a run that fails
