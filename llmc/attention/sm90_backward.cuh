@@ -93,17 +93,17 @@ struct Sm90BackwardBlock {
         AttentionTile at = p.shape.tile(n, heads);
         // The first keys have most queries and come first. With the semaphore a block waits for the next one
         // nearer to the diagonal (a larger index), so these come first instead.
-        int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
-        int last_block = p.shape.last_query_block<F::WINDOW>(at.head, block);
-        Sm90BackwardBlock x;
-        x.head = at.head;
-        x.b = at.head / p.shape.NH;
-        x.h = at.head % p.shape.NH;
-        x.j0 = block * ATTENTION_BLOCK;
-        x.first = block * TILES;
-        x.clear = x.first + TILES;
-        x.last = min((last_block + 1) * TILES, F::tiles(p.shape)) - 1;
-        return x;
+        int index = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
+        int last_block = p.shape.last_query_block<F::WINDOW>(at.head, index);
+        Sm90BackwardBlock block;
+        block.head = at.head;
+        block.b = at.head / p.shape.NH;
+        block.h = at.head % p.shape.NH;
+        block.j0 = index * ATTENTION_BLOCK;
+        block.first = index * TILES;
+        block.clear = block.first + TILES;
+        block.last = min((last_block + 1) * TILES, F::tiles(p.shape)) - 1;
+        return block;
     }
 };
 
@@ -115,19 +115,19 @@ struct Sm90BackwardBlock {
 template <class F>
 __device__ static inline void sm90_backward_tma_producer(typename F::Shared& shared,
                                                          const Sm90BackwardParameters& p,
-                                                         const Sm90BackwardBlock& x) {
+                                                         const Sm90BackwardBlock& block) {
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
-    const int key_head = p.shape.key_head(x.h);
-    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, key_head, x.j0, x.b, &shared.keys_full);
-    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, key_head, x.j0, x.b, &shared.keys_full);
+    const int key_head = p.shape.key_head(block.h);
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, key_head, block.j0, block.b, &shared.keys_full);
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, key_head, block.j0, block.b, &shared.keys_full);
     Sm90Ring<F::STAGES> ring;
-    for (int tile = x.first; tile <= x.last; tile++, ring.next()) {
+    for (int tile = block.first; tile <= block.last; tile++, ring.next()) {
         int stage = ring.stage, t = tile * F::QUERIES;
         uint64_t* full = &shared.full[stage];
         sm90_wait(&shared.empty[stage], ring.phase ^ 1);
         sm90_arrive_expect_tx(full, sizeof shared.q[0] + sizeof shared.dout[0]);
-        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.q[stage], &p.q, x.h, t, x.b, full);
-        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.dout[stage], &p.dout, x.h, t, x.b, full);
+        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.q[stage], &p.q, block.h, t, block.b, full);
+        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.dout[stage], &p.dout, block.h, t, block.b, full);
     }
 }
 
@@ -137,11 +137,11 @@ __device__ static inline void sm90_backward_tma_producer(typename F::Shared& sha
 template <class F, bool GATE>
 __device__ static inline void sm90_backward_lse_producer(typename F::Shared& shared,
                                                          const Sm90BackwardParameters& p,
-                                                         const Sm90BackwardBlock& x) {
+                                                         const Sm90BackwardBlock& block) {
     int lane = (int)threadIdx.x % 32, T = p.shape.T;
-    const float *lse = p.lse + (int64_t)x.head * T, *delta = p.delta + (int64_t)x.head * T;
-    const double* cum_logf = GATE ? p.cum_logf + (int64_t)x.head * T : NULL;
-    double anchor = GATE ? cum_logf[min(x.j0 + ATTENTION_BLOCK, T) - 1] : 0;
+    const float *lse = p.lse + (int64_t)block.head * T, *delta = p.delta + (int64_t)block.head * T;
+    const double* cum_logf = GATE ? p.cum_logf + (int64_t)block.head * T : NULL;
+    double anchor = GATE ? cum_logf[min(block.j0 + ATTENTION_BLOCK, T) - 1] : 0;
     double next_cum_logf[2] = {};
     float next_lse[2], next_delta[2];
     auto load = [&](int i0) {
@@ -152,9 +152,9 @@ __device__ static inline void sm90_backward_lse_producer(typename F::Shared& sha
             if (GATE) next_cum_logf[e] = cum_logf[i];
         }
     };
-    load(x.first * F::QUERIES);
+    load(block.first * F::QUERIES);
     Sm90Ring<F::STAGES> ring;
-    for (int tile = x.first; tile <= x.last; tile++, ring.next()) {
+    for (int tile = block.first; tile <= block.last; tile++, ring.next()) {
         sm90_wait(&shared.empty[ring.stage], ring.phase ^ 1);
 #pragma unroll 1
         for (int step = 0; step < F::STEPS; step++) {
@@ -163,7 +163,7 @@ __device__ static inline void sm90_backward_lse_producer(typename F::Shared& sha
             for (int e = 0; e < 2; e++) {
                 int at = step * F::STEP + lane + 32 * e;
                 bool exists = i0 + lane + 32 * e < T; // queries past T get probability 0
-                float gate = GATE && tile >= x.clear ? (float)(next_cum_logf[e] - anchor) : 0;
+                float gate = GATE && tile >= block.clear ? (float)(next_cum_logf[e] - anchor) : 0;
                 float acc_init = (gate - next_lse[e]) * (float)AttentionScale<F::CHANNELS>::ROOT;
                 shared.acc_init[ring.stage][at] = exists ? acc_init : -INFINITY;
                 shared.minus_delta[ring.stage][at] = exists ? -next_delta[e] : 0;
@@ -187,19 +187,19 @@ __device__ static inline void sm90_backward_lse_producer(typename F::Shared& sha
 // Per-tile counter: thread blocks that have added their dq, and how many must have before this one may
 template <class F> struct Sm90DqSemaphore {
     int *added, before;
-    __device__ Sm90DqSemaphore(const Sm90BackwardParameters& p, const Sm90BackwardBlock& x, int tile)
-        : added(p.dq_semaphore + (int64_t)x.head * F::tiles(p.shape) + tile),
-          before(tile * F::QUERIES / ATTENTION_BLOCK - x.j0 / ATTENTION_BLOCK) {}
+    __device__ Sm90DqSemaphore(const Sm90BackwardParameters& p, const Sm90BackwardBlock& block, int tile)
+        : added(p.dq_semaphore + (int64_t)block.head * F::tiles(p.shape) + tile),
+          before(tile * F::QUERIES / ATTENTION_BLOCK - block.j0 / ATTENTION_BLOCK) {}
 };
 
 template <class F>
 __device__ static inline void sm90_backward_acquire_dq(typename F::Shared& shared,
                                                        const Sm90BackwardParameters& p,
-                                                       const Sm90BackwardBlock& x) {
-    for (int tile = x.first; tile <= x.last; tile++) {
-        Sm90DqSemaphore<F> semaphore(p, x, tile);
+                                                       const Sm90BackwardBlock& block) {
+    for (int tile = block.first; tile <= block.last; tile++) {
+        Sm90DqSemaphore<F> semaphore(p, block, tile);
         while (sm90_load_acquire(semaphore.added) != semaphore.before) {}
-        if (tile > x.first) sm90_wait(&shared.dq_ready, (uint32_t)(tile - x.first - 1) % 2);
+        if (tile > block.first) sm90_wait(&shared.dq_ready, (uint32_t)(tile - block.first - 1) % 2);
         sm90_arrive(&shared.dq_ready);
     }
 }
@@ -207,12 +207,12 @@ __device__ static inline void sm90_backward_acquire_dq(typename F::Shared& share
 template <class F>
 __device__ static inline void sm90_backward_release_dq(typename F::Shared& shared,
                                                        const Sm90BackwardParameters& p,
-                                                       const Sm90BackwardBlock& x) {
-    for (int tile = x.first; tile <= x.last; tile++) {
-        if (tile == x.first) sm90_arrive(&shared.dq_ready);
-        sm90_wait(&shared.dq_added, (uint32_t)(tile - x.first) % 2);
-        if (tile < x.last) sm90_arrive(&shared.dq_ready); // the next phase of dq_added may begin
-        Sm90DqSemaphore<F> semaphore(p, x, tile);
+                                                       const Sm90BackwardBlock& block) {
+    for (int tile = block.first; tile <= block.last; tile++) {
+        if (tile == block.first) sm90_arrive(&shared.dq_ready);
+        sm90_wait(&shared.dq_added, (uint32_t)(tile - block.first) % 2);
+        if (tile < block.last) sm90_arrive(&shared.dq_ready); // the next phase of dq_added may begin
+        Sm90DqSemaphore<F> semaphore(p, block, tile);
         sm90_store_release(semaphore.added, semaphore.before + 1);
     }
 }
@@ -226,7 +226,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
 
     typename F::Shared& shared;
     const Sm90BackwardParameters& p;
-    const Sm90BackwardBlock& x;
+    const Sm90BackwardBlock& block;
     // The shuffle tells the compiler that all lanes have the same warp number.
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) - 4;
     const int group = warp / 4, warp_key = warp * 16; // the group's 64 keys and the warp's 16 of them
@@ -243,8 +243,8 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
     uint32_t key_operand[DH / 16][4], value_operand[DH / 16][4];
 
     __device__ Sm90BackwardConsumer(typename F::Shared& shared, const Sm90BackwardParameters& p,
-                                    const Sm90BackwardBlock& x)
-        : shared(shared), p(p), x(x) {
+                                    const Sm90BackwardBlock& block)
+        : shared(shared), p(p), block(block) {
         // Opaque, so that the compiler keeps one register and not two parts of it
         asm volatile("" : "+r"(lane_offset));
     }
@@ -371,8 +371,8 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
     }
 
     __device__ void add_dq(int tile) {
-        if (DETERMINISTIC) sm90_wait(&shared.dq_ready, (uint32_t)(tile - x.first) % 2);
-        float* to = p.dq_sum + (((int64_t)x.head * F::tiles(p.shape) + tile) * 2 + group) * F::PART +
+        if (DETERMINISTIC) sm90_wait(&shared.dq_ready, (uint32_t)(tile - block.first) % 2);
+        float* to = p.dq_sum + (((int64_t)block.head * F::tiles(p.shape) + tile) * 2 + group) * F::PART +
                     threadIdx.x % 128 * 4;
 #pragma unroll
         for (int n = 0; n < 8; n++)
@@ -382,15 +382,15 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
 #pragma unroll
         for (int half = 0; half < 2 && has_sums; half++)
             if (row + half * 8 < p.shape.T)
-                atomicAdd(p.row_sum + (int64_t)x.head * p.shape.T + row + half * 8, dq[32 + 2 * half]);
+                atomicAdd(p.row_sum + (int64_t)block.head * p.shape.T + row + half * 8, dq[32 + 2 * half]);
         if (DETERMINISTIC) sm90_arrive_warp(&shared.dq_added);
     }
 
     __device__ void fill_gate() {
-        const double* cum_logf = p.cum_logf + (int64_t)x.head * p.shape.T;
-        double anchor = cum_logf[min(x.j0 + ATTENTION_BLOCK, p.shape.T) - 1];
+        const double* cum_logf = p.cum_logf + (int64_t)block.head * p.shape.T;
+        double anchor = cum_logf[min(block.j0 + ATTENTION_BLOCK, p.shape.T) - 1];
         int i = (int)threadIdx.x - 128;
-        if (i < F::KEYS) shared.gate.set(i, x.j0 + i < p.shape.T ? cum_logf[x.j0 + i] - anchor : 0);
+        if (i < F::KEYS) shared.gate.set(i, block.j0 + i < p.shape.T ? cum_logf[block.j0 + i] - anchor : 0);
     }
     __device__ void load_operands() {
 #pragma unroll
@@ -417,18 +417,18 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
         sm90_fence_async_proxy();
         sm90_named_sync(2 + group, 128);
         if (threadIdx.x % 128 == 0) {
-            int at = group * 64 * SM90_PANEL, t = x.j0 + group * 64;
-            sm90_store_tile<DH, F::KEYS>(&p.dk, x.h, t, x.b, shared.k + at);
-            sm90_store_tile<DH, F::KEYS>(&p.dv, x.h, t, x.b, shared.v + at);
+            int at = group * 64 * SM90_PANEL, t = block.j0 + group * 64;
+            sm90_store_tile<DH, F::KEYS>(&p.dk, block.h, t, block.b, shared.k + at);
+            sm90_store_tile<DH, F::KEYS>(&p.dv, block.h, t, block.b, shared.v + at);
             sm90_commit_stores();
             sm90_wait_stores_read<0>(); // the thread block must not end before
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = WIDE_DK ? dk[DH / 2 + 2 * half] : quad_sum(column_sum[half]);
-            int j = x.j0 + lane_key + half * 8;
+            int j = block.j0 + lane_key + half * 8;
             if (GATE && p.dcum_logf && lane % 4 == 0 && j < p.shape.T)
-                p.dcum_logf[(int64_t)x.head * p.shape.T + j] = -sum;
+                p.dcum_logf[(int64_t)block.head * p.shape.T + j] = -sum;
         }
     }
 
@@ -460,7 +460,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
         issue_scores(0, 0);
         sm90_wait_group<0>();
 
-        for (int tile = x.first, buffer = 0; tile <= x.last; tile++, buffer ^= 1) {
+        for (int tile = block.first, buffer = 0; tile <= block.last; tile++, buffer ^= 1) {
             int stage = ring.stage;
             ring.next();
 #pragma unroll
@@ -468,9 +468,9 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
                 issue_dp(stage, step);
                 sm90_wait_group<2>(); // dk and dp remain in flight
                 sm90_fence_operand(s), sm90_fence_operand(probabilities);
-                if (tile < x.clear) finish_diagonal(tile * F::QUERIES + step * F::STEP - x.j0);
-                if (WINDOW) mask_window(tile * F::QUERIES + step * F::STEP - x.j0);
-                exponentiate(tile < x.clear);
+                if (tile < block.clear) finish_diagonal(tile * F::QUERIES + step * F::STEP - block.j0);
+                if (WINDOW) mask_window(tile * F::QUERIES + step * F::STEP - block.j0);
+                exponentiate(tile < block.clear);
                 if (F::EARLY_DV) {
                     sm90_wait_group<1>(); // dp remains in flight
                     pack_probabilities();
@@ -479,7 +479,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
                 } else
                     sm90_wait_group<0>();
                 sm90_fence_operand(dp), sm90_fence_operand(ds);
-                if (step == 0 && tile > x.first) // dk of the previous tile has finished
+                if (step == 0 && tile > block.first) // dk of the previous tile has finished
                     sm90_arrive_warp(&shared.empty[stage == 0 ? F::STAGES - 1 : stage - 1]);
                 if (!F::EARLY_DV) pack_probabilities();
                 compute_ds();
@@ -490,7 +490,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
                 } else {
                     sm90_fence_async_proxy();
                     // After the last tile these are scores of stale data, which are not used.
-                    if (tile < x.last) sm90_wait(&shared.full[ring.stage], ring.phase);
+                    if (tile < block.last) sm90_wait(&shared.full[ring.stage], ring.phase);
                     issue_scores(ring.stage, 0);
                     sm90_named_sync(1, 256);
                     sm90_wait_group<1>(); // the scores remain in flight; dq takes probabilities' registers
@@ -542,16 +542,16 @@ __global__ void __launch_bounds__(Sm90Backward<DH, WINDOW>::THREADS, 1)
     __syncthreads();
     // The shuffle tells the compiler that all lanes have the same ticket.
     if (DETERMINISTIC) index = __shfl_sync(0xffffffffu, shared.ticket, 0);
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(index, p, heads);
+    const Sm90BackwardBlock block = Sm90BackwardBlock::of<F>(index, p, heads);
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p, x);
-        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<F, GATE>(shared, p, x);
-        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<F>(shared, p, x);
-        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p, x);
+        if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p, block);
+        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<F, GATE>(shared, p, block);
+        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<F>(shared, p, block);
+        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p, block);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
-        Sm90BackwardConsumer<DH, GATE, WINDOW, DETERMINISTIC>(shared, p, x).run();
+        Sm90BackwardConsumer<DH, GATE, WINDOW, DETERMINISTIC>(shared, p, block).run();
     }
 #endif
 }
