@@ -14,15 +14,6 @@ and train.h.
 #include "../tokens/dataloader.h"
 #include "command/options.h"
 
-// Does a resumed run that records `before` stay with its recipe?
-static inline bool recipe_check_resumed(const Options* o, const Options* before, const char* run,
-                                        Error* err) {
-    if (o->recipe == before->recipe) return true;
-    return fail(err, "--recipe %s: the run in %s has %s, which cannot change when it resumes",
-                recipe_name((RecipeName)o->recipe), run,
-                before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
-}
-
 // The order in which a training reads data without --shuffle: documents as in the paper, a stream, whose
 // neighbouring sequences are of one text, shuffled.
 static inline Shuffle data_default_order(const DataLoader* data) {

@@ -86,8 +86,10 @@ static inline void resume_check_data_order(const Run* run) {
     if (before->shuffle != o->shuffle)
         die("--shuffle: the run in %s reads its data %s, which cannot change when it resumes",
             resume_name(run), shuffle_text(before->shuffle));
-    Error err;
-    if (!recipe_check_resumed(o, before, resume_name(run), &err)) die("%s", err.msg);
+    if (o->recipe != before->recipe)
+        die("--recipe %s: the run in %s has %s, which cannot change when it resumes",
+            recipe_name((RecipeName)o->recipe), resume_name(run),
+            before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
 }
 
 // Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the
