@@ -174,8 +174,8 @@ static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj,
 // of real
 //
 // z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias. A document's first
-// token has logf WALL_LOGF instead, which passes no gradient on: none of the dcum_logf behind it is the
-// wall's or of what is before.
+// token has logf WALL_LOGF instead, which has no gradient: dlogf_t sums dcum_logf up to the end of t's
+// document alone.
 
 static void forget_gate_forward(double* cum_logf, const real* z, const real* bias, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
@@ -567,7 +567,7 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     v->dout = a->dv;
 }
 
-// The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
+// A tensor's first column in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
 static inline real* proj_column(const Layer* layer, real* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind, layer->l);
     return proj && column >= 0 ? proj + column : NULL;
@@ -1048,7 +1048,7 @@ static void model_freeze(Model* model) {
     }
 }
 
-// The gradient's sum of squares: of all of it alone, of its shard with several ranks.
+// Sum of squares of the rank's gradient: of all of it on one rank, of its shard on several.
 static double model_squares(const Model* model) {
     double squares = 0;
     int parts = model->shard.size > 1 ? model->shard.num_buckets : 1;

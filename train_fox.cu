@@ -412,7 +412,7 @@ typedef struct Model {
     bool deterministic; // the same bits in every run
     bool sequential;    // one kernel after another: one stream, no graph
     Scratch scratch;
-    float* partial; // of NUM_NORM_PARTIALS
+    float* partial; // NUM_NORM_PARTIALS times norm_partial_bytes
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
@@ -428,7 +428,7 @@ typedef struct Model {
     PinnedPair losses;                // [B,T] of the batches of --eval and validation in flight
     QueuedStep steps[2];              // step number i is in [i % 2]
     int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
-    double* pruned;                   // [L] fraction of attention's FLOPs, of the step finished last
+    double* pruned;                   // [L] pruned fraction of attention's FLOPs, in the step finished last
     cudaEvent_t marks[NUM_MARKS];     // with --bench
 } Model;
 
@@ -555,7 +555,8 @@ static void model_allocate_weights(Model* model, bool train) {
     model->chunk_squares = (double*)device_bytes((size_t)model->chunks.count * sizeof(double));
 }
 
-// Collective: connects the model to its counterparts on the other ranks' GPUs. It is to have weights next.
+// Collective: connects the model to its counterparts on the other ranks' GPUs. Called before
+// model_allocate_weights, whose buffers the exchange allocates.
 static void model_connect(Model* model, World* world) {
     model->fp32_begin = params_fp32_begin(&model->table);
     model->exchange = (Exchange*)xcalloc(1, sizeof *model->exchange);
@@ -716,7 +717,7 @@ static Norm model_final_norm(Model* model, const Pass* pass) {
     return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
 }
 
-// Before the first pass of an optimizer step: nothing is counted yet.
+// Begins an optimizer step: its loss and counts are zero.
 static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model_attention_layers(model) * sizeof(PruningCount);
     const Layer layer = model_layer(model, &model->pass, 0);
@@ -944,7 +945,7 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 // ----------------------------------------------------------------------------
 // inference (llmc/inference/cuda)
 
-// A cache that drops reads the weights' bounds, so that it is made anew when they change.
+// A cache that drops pages bounds scores by the weights: a new one is made when these change.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);
@@ -955,7 +956,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 
 #ifndef TESTING
 // ----------------------------------------------------------------------------
-// a step of a run: its batches come and its results go while the device computes
+// a step of a run: batches in, results out, while the device computes
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
@@ -1175,8 +1176,8 @@ static double elapsed(Model* model, int from, int to) {
     return ms;
 }
 
-// Prints GPU memory, the exchange with other GPUs, and the ranges of as many steps again, of one pass each,
-// whose kernels run in sequence.
+// Prints GPU memory, the exchange with other GPUs, and the time in each range, of --bench more steps: of one
+// pass each, whose kernels run one after another.
 static void bench_print(Model* model, const Run* run, const LogStep* last) {
     RangeLog* log = (RangeLog*)xcalloc(1, sizeof *log);
     const AdamWParams adamw = options_adamw(&run->options, 1e-4, 1);

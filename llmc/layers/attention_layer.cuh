@@ -47,8 +47,7 @@ static inline bool attention_computes_bounds(const Layer* layer) {
     return layer->number == 0 || config_has_gate(layer->config) || config_is_stack(layer->config);
 }
 
-// Pointer to a tensor's first column in proj or dproj; NULL if the model has no such tensor, or the pass no
-// dproj.
+// A tensor's first column in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
 static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind, layer->l);
     return proj && column >= 0 ? proj + column : NULL;
