@@ -4,8 +4,7 @@ of a run, in log.jsonl and in trainer.json,
 
     iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
 
-with the recipe's own values in brackets. Called by resume.h, shares.h, report.h
-and train.h.
+with the recipe's own values in brackets. Called by resume.h, shares.h, report.h and train.h.
 */
 #pragma once
 

@@ -71,7 +71,7 @@ static inline int64_t run_rank_batches(const Run* run) {
     return (run->micro_batches + run_groups(run) - 1) / run_groups(run);
 }
 
-// Does it compute gradients?
+// Does the run compute gradients?
 static inline bool run_has_gradients(const Run* run) {
     return !mode_reads_sequences(run->mode) && run->mode != RUN_EVAL;
 }
@@ -106,16 +106,17 @@ static inline int64_t run_measures_left(const Run* run, bool validates, int64_t 
     return validations > evaluations ? validations : evaluations;
 }
 
-// Model FLOPs per token, forward and backward: those of the mixers, of a plan without attention over other
-// documents, and in total also 6 per parameter but the input embedding's.
+// Model FLOPs per token, forward and backward: of the mixers, in a plan without attention over other
+// documents.
 static inline double run_mixer_flops_per_token(const Run* run) {
     const double hidden = plan_data_hidden(run->plan_data, &run->config);
     return config_mixer_flops(&run->config, run->options.seq_len, hidden);
 }
-// Attention's part of them.
+// Attention's part of these.
 static inline double run_attention_flops_per_token(const Run* run) {
     return run_mixer_flops_per_token(run) - config_mixer_flops(&run->config, run->options.seq_len, 1);
 }
+// In total: also 6 per parameter but the input embedding's.
 static inline double run_flops_per_token(const Run* run) {
     return 6.0 * (double)run->table.non_embedding + run_mixer_flops_per_token(run);
 }
