@@ -37,7 +37,7 @@ run computes the same bits on any number of threads.
 #endif
 
 // ----------------------------------------------------------------------------
-// embedding: x_t = E[token_t]
+// embedding: x_t = E[token_t]; x [rows, d], E [V, d]
 
 static void embedding_forward(real* x, const int32_t* tokens, const real* embeddings, int64_t rows,
                               int64_t d) {
@@ -410,8 +410,8 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 }
 
 // ----------------------------------------------------------------------------
-// output norm and gate, where they are not missing: y = RMSNorm(o) over each head's channels, times
-// sigmoid(g)
+// output norm and gate, each of them optional: y = RMSNorm(o) over each head's channels, times sigmoid(g);
+// o, y and their gradients [B, T, NH, dh]
 
 typedef struct {
     const real* weight; // [d], NULL without norm
@@ -689,6 +689,7 @@ static const Mixer* mixer_of(const Layer* layer) { return mixers[layer->config->
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
 
+// act [rows, I] from gate_up [rows, 2I]
 static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++)
@@ -699,6 +700,7 @@ static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t
         }
 }
 
+// dgate_up [rows, 2I] from dact [rows, I]
 static void swiglu_backward(real* dgate_up, const real* dact, const real* gate_up, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++)
@@ -731,20 +733,20 @@ static void mlp_activations(Activations* rows, const Layer* layer, bool train) {
 
 static void mlp_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     MlpActs a;
-    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_up_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
-    linear_forward(a.gate_up, in, NULL, &gate_proj);
+    linear_forward(a.gate_up, in, NULL, &gate_up_proj);
     swiglu_forward(a.act, a.gate_up, layer->B * layer->T, down_proj.K);
     linear_forward(out, a.act, residual, &down_proj);
 }
 
 static void mlp_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     MlpActs a;
-    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_up_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
     linear_backward(a.dact, dout, a.act, &down_proj);
     swiglu_backward(a.dgate_up, a.dact, a.gate_up, layer->B * layer->T, down_proj.K);
-    linear_backward(din, a.dgate_up, in, &gate_proj);
+    linear_backward(din, a.dgate_up, in, &gate_up_proj);
 }
 
 static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
@@ -754,6 +756,7 @@ static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward
 // logits become the gradient of loss_t times dloss; else loss_t has a minus sign if its target is the
 // likeliest token, of equally likely ones the first
 
+// losses, targets [rows], logits [rows, V]
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
 #pragma omp parallel for schedule(static)

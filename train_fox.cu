@@ -325,10 +325,10 @@ static void mlp_activations(Activations* rows, const Config* config, int64_t BT,
 
 static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     MlpActs a;
-    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_up_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
-    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_proj, &down_proj);
-    linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
+    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_up_proj, &down_proj);
+    linear_forward(a.gate_up, in, NULL, &gate_up_proj, layer->matmul);
     if (in_fp8)
         swiglu_forward_fp8(swiglu_act8(layer, &down_proj, true), a.gate_up, down_proj.rows, down_proj.K,
                            layer->stream);
@@ -339,19 +339,19 @@ static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf1
 
 static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* dout) {
     MlpActs a;
-    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_up_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     activations_layer(layer->mlp, layer->l, &a, sizeof a);
-    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_proj, &down_proj);
+    const bool in_fp8 = swiglu_place_fp8(a.act, a.dgate_up, &gate_up_proj, &down_proj);
     linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
     if (in_fp8)
-        swiglu_backward_fp8(gate_proj.fp8.dout, swiglu_act8(layer, &down_proj, false), a.dact, a.gate_up,
+        swiglu_backward_fp8(gate_up_proj.fp8.dout, swiglu_act8(layer, &down_proj, false), a.dact, a.gate_up,
                             down_proj.rows, down_proj.K, layer->stream);
     else
         swiglu_backward(a.dgate_up, layer->recompute_outputs ? a.act : NULL, a.dact, a.gate_up,
                         down_proj.rows, down_proj.K, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
-    linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
-    return {gate_proj, a.dgate_up};
+    linear_backward_input(din, a.dgate_up, &gate_up_proj, layer->matmul);
+    return {gate_up_proj, a.dgate_up};
 }
 
 // ----------------------------------------------------------------------------
@@ -829,12 +829,12 @@ static void block_backward(Model* model, int64_t l) {
     if (model->recompute == RECOMPUTE_BLOCK) block_forward(model, l, true);
     if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
-        DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
-        layer_keep_transposed(&layer, &gate_proj.linear.fp8.x, a.mlp_in);
+        DeferredWeight gate_up_proj = mlp_backward(&layer, a.dbranch, a.dx);
+        layer_keep_transposed(&layer, &gate_up_proj.linear.fp8.x, a.mlp_in);
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
         rmsnorm_backward(a.dx, recomputes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm,
                          layer.partial[0], model->stream);
-        deferred_weight_gradient(&layer, &gate_proj, a.mlp_in);
+        deferred_weight_gradient(&layer, &gate_up_proj, a.mlp_in);
     } else {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
     }

@@ -177,11 +177,11 @@ static inline void swiglu_backward_fp8(const Fp8Tensor& dgate_up8, const Fp8Tens
 
 // Returns whether act and dgate_up are in FP8, and then gives them memory: act's transposed copy has that of
 // act in bf16, dgate_up, row-major and transposed, that of dgate_up in bf16.
-static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_proj, Linear* down_proj) {
+static inline bool swiglu_place_fp8(bf16* act, bf16* dgate_up, Linear* gate_up_proj, Linear* down_proj) {
     if (!down_proj->fp8.x.data) return false;
     down_proj->fp8.x.transposed = (fp8*)act;
-    gate_proj->fp8.dout.data = (fp8*)dgate_up;
-    gate_proj->fp8.dout.transposed = (fp8*)dgate_up + gate_proj->rows * gate_proj->N;
+    gate_up_proj->fp8.dout.data = (fp8*)dgate_up;
+    gate_up_proj->fp8.dout.transposed = (fp8*)dgate_up + gate_up_proj->rows * gate_up_proj->N;
     return true;
 }
 

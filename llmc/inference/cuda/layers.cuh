@@ -192,9 +192,9 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
 // out = in + mlp(norm(in)) of the rows of an extension
 static inline void mlp_extend(const Layer* layer, const Cache* cache, bf16* out, const bf16* in) {
     const ExtendActs* a = &cache->acts;
-    Linear gate_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    Linear gate_up_proj = layer_gate_up_proj(layer), down_proj = layer_linear(layer, P_DOWN_PROJ);
     MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM);
     MatvecInput act = {.x = a->gate_up, .swiglu = true, .computed = a->computed};
-    linear_rows(a->gate_up, &normed, NULL, &gate_proj, layer->matmul);
+    linear_rows(a->gate_up, &normed, NULL, &gate_up_proj, layer->matmul);
     linear_rows(out, &act, in, &down_proj, layer->matmul);
 }
