@@ -251,8 +251,13 @@ differences() {
 # start, also on a busy machine.
 not_together() {
     local all="$trainer $model $data --micro-batch 2 --max-tokens 3840 --timeout 6" odd code
-    for odd in "tail -f /dev/null" "$trainer --help" true; do
-        dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch -np 1 $all : -np 1 $odd
+    dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch -np 1 $all : -np 1 tail -f /dev/null
+    # Once a rank has initialized MPI, mpirun ends all, with -q without a word, as soon as one ends that has not
+    for odd in "$trainer --help" true; do
+        rm -f "$scratch/rank_1"
+        dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch \
+            -np 1 bash -c 'until [ -s "$0" ] && ! kill -0 "$(cat "$0")" 2>/dev/null; do :; done; exec "$@"' "$scratch/rank_1" $all : \
+            -np 1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $odd
     done
     dies "rank 0 of 3 did not initialize MPI within 6 s" timeout 60 $launch -np 1 tail -f /dev/null : -np 2 $all
     # while it waits in MPI_Init for rank 0, which begins after that
