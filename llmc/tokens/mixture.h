@@ -95,13 +95,19 @@ static inline int mixture_compare_paths(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
+// For glob: a missing folder has no file that matches; another one that cannot be read ends the search.
+static inline int mixture_unreadable(const char* folder, int error) {
+    (void)folder;
+    return error != ENOENT;
+}
+
 // Adds the files that match any of a part's comma-separated patterns, sorted by name.
 static inline bool mixture_list(glob_t* files, const char* patterns, Error* err) {
     const size_t before = files->gl_pathc;
     char *copy = xstrdup(patterns), *rest = copy, *pattern;
     bool ok = true;
     while (ok && (pattern = strsep(&rest, ",")) != NULL) {
-        int rc = glob(pattern, GLOB_ERR | (files->gl_pathc > 0 ? GLOB_APPEND : 0), NULL, files);
+        int rc = glob(pattern, files->gl_pathc > 0 ? GLOB_APPEND : 0, mixture_unreadable, files);
         if (*pattern == '\0')
             ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
         else if (rc != 0)

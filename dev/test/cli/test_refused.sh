@@ -33,6 +33,7 @@ END
     done
     dies "shards/none.bin': no file matches" run --model fox-pro-760m --set num_hidden_layers=1024 --set hidden_size=8192 \
         --set num_heads=64 --set vocab_size=257 $batches --data $shards/none.bin --dump $scratch/none # no machine has the memory
+    dies "'$shards/none/text_*.bin': no file matches" train --data "$shards/none/text_*.bin"
     dies "is not a regular file" train --data "$shards"
     dies "not a comma-separated list of file patterns" train --data "$shards/text.bin,"
     for name in model init data val-data out resume-from eval requests maps dump; do
