@@ -153,6 +153,8 @@ refused_options() {
 --|--: no such option
 -x|-x: not an option; --help lists them
 train|train: not an option
+--data @/text.bin @/forty.bin|/forty.bin: not an option: the shell replaced the pattern of --data by file names; quote it
+--data @/text.bin train|train: not an option; --help lists them
 --lr 1e|--lr 1e: not a number
 --lr nan|--lr nan: not a number
 --lr 0x10|--lr 0x10: not a number

@@ -150,6 +150,16 @@ static inline bool cli_fail_unknown(const CliRow* rows, int num_rows, const char
                 nearest_hint(&near, hint, "--"));
 }
 
+// Fails for argument i of a program that takes none, which may be a file that the shell put behind a GLOB.
+static inline bool cli_fail_argument(const CliRow* rows, int num_rows, char** argv, int i, Error* err) {
+    const char* name = i > 2 && strncmp(argv[i - 2], "--", 2) == 0 ? argv[i - 2] + 2 : "";
+    const CliRow* row = cli_find(rows, num_rows, name, strlen(name));
+    if (row && strcmp(row->value_name, "GLOB") == 0 && access(argv[i], F_OK) == 0)
+        return fail(err, "%s: not an option: the shell replaced the pattern of --%s by file names; quote it",
+                    argv[i], row->name);
+    return fail(err, "%s: not an option; --help lists them", argv[i]);
+}
+
 // Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
 // If an option is given twice the last value counts, so that a script can append its arguments to its
@@ -171,7 +181,7 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
     for (int i = 1; i < argc; i++) {
         const char* word = strcmp(argv[i], "-h") == 0 && !only_arguments ? "--help" : argv[i];
         bool dashes = strncmp(word, "--", 2) == 0;
-        if (!dashes && !num_arguments) return fail(err, "%s: not an option; --help lists them", argv[i]);
+        if (!dashes && !num_arguments) return cli_fail_argument(rows, num_rows, argv, i, err);
         if (!dashes || only_arguments) {
             argv[++*num_arguments] = argv[i];
             continue;
