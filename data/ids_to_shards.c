@@ -129,11 +129,10 @@ static bool convert(Job* job, Error* err) {
 int main(int argc, char** argv) {
     Options o;
     Error err;
-    int num_paths;
     guard_process();
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     signal(SIGINT, SIG_IGN);  // ends what makes the ids, and so the input
-    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);
+    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, NULL, &err)) die("%s", err.msg);
     if (o.version) {
         cli_print_version(argv[0]);
         return check_printed();

@@ -28,6 +28,7 @@ equals "9 1 2 3 4 9 9 5" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bi
 equals "9 7" "$(od -An -tu2 -v -j1024 $scratch/ids/a_val_000000.bin | xargs)"
 cp $scratch/ids/a_train_000000.bin $scratch/before
 dies "--out: is empty: give PREFIX" write --out "" <$scratch/stream
+dies "$scratch/stream: not an option; --help lists them" write $scratch/stream <$scratch/stream
 dies "--out '$scratch/ids/': must end with the start of a file name" write --out $scratch/ids/ <$scratch/stream
 ids records $scratch/cut 2:1,2,3 0:4
 dies "end too early" write <$scratch/cut
