@@ -30,6 +30,7 @@ A run that was resumed with other options has several configurations. It is name
 0.001 then 0.002 from step 512", unless what has changed is only how it is computed and measured.
 """
 import math
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -303,7 +304,11 @@ def main():
     parser.add_argument("--out", default="compare", metavar="PREFIX", help="of the pictures [compare]")
     parser.add_argument("--no-plots", action="store_true", help="only the tables")
     options = parser.parse_args()
-    logs = [Log(path) for path in options.runs]
+    logs, paths = [Log(path) for path in options.runs], {}
+    for log in logs:
+        other = paths.setdefault(os.path.realpath(log.file), log)
+        if other is not log:
+            raise Error(f"{log.path}: is given twice, also as {other.path}: it would count as two seeds")
     runs = [log for log in logs if not log.damaged]
     read_evals(logs, options.eval)
     report(runs, logs, options)

@@ -25,7 +25,7 @@ FREE = set("data val-data val-tokens micro-batch deterministic attention".split(
 
 class Log:
     """
-    A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
+    A log, read from `file`. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
     since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
     [layer][head], no heads of layers without gates. damaged: the BadLine where reading stopped, an Error where there is no log, or None.
     """
@@ -36,7 +36,7 @@ class Log:
         self.runs = []  # those that counted steps follow
         self.steps, self.validations, self.gpu_hours = [], [], 0
         self.eval = self.half_lives = self.damaged = None
-        file = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+        self.file = file = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
         try:
             with open(file, "rb") as f:
                 for number, text in enumerate(f, 1):

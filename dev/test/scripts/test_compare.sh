@@ -25,6 +25,7 @@ sed 's/"device": "A GPU"/"device": "CPU"/' $r/fox1/log.jsonl >$scratch/cpu.jsonl
 check "on the CPU" compare --no-plots $scratch/cpu.jsonl
 said "| tokens/s | rank-hours |"
 equals 0 "$(grep -c GPU $scratch/stdout)"
+dies "$r/fox1/log.jsonl: is given twice, also as $r/fox1/: it would count as two seeds" compare --no-plots $r/fox1/ $r/fox2 $r/fox1/log.jsonl
 check "learning rates" compare --no-plots $r/fox1 $r/fox2 $r/other/log.jsonl
 equals "| lr 0.002 | 1 | 10,000 | 1.5000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
 said "| lr 0.001 |"
