@@ -197,7 +197,7 @@ SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refus
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
 dies "error: OUT: $scratch/trainer/out: cannot be made" sweep trainer/out
-for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5"; do
+for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5" "--data $scratch/none_*.bin:5e-1"; do
     dies "error: '$scratch/none_*.bin': no file matches" sweep refused $option
 done
 for refused in "b:fox-pr-nano|--model fox-pr-nano: no such preset (is fox-pro-nano meant?)" \
