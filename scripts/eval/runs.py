@@ -25,9 +25,10 @@ FREE = set("data val-data val-tokens micro-batch deterministic attention".split(
 
 class Log:
     """
-    A log, read from `file`. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
-    since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
-    [layer][head], no heads of layers without gates. damaged: the BadLine where reading stopped, an Error where there is no log, or None.
+    A log, read from `file`. steps, validations: [line] in order, without those that a resumed run did again; each has
+    "hours" since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
+    [layer][head], no heads of layers without gates. damaged: the BadLine where reading stopped, an Error where there
+    is no log, or None.
     """
 
     def __init__(self, path):
