@@ -51,9 +51,10 @@ def main():
         folder = checkpoint(str(folder))
         stem = f"{name}.{count[name]}".replace("/", "_") + f".{options.seq_len}" * bool(options.seq_len)
         count[name] += 1
+        results = {rolled: evaluate(options, folder, out / f"{stem}{'.rolled' * rolled}.json", rolled)
+                   for rolled in (True, False)}  # a stream refuses to be rolled: before it is measured
         for rolled in False, True:
-            result = evaluate(options, folder, out / f"{stem}{'.rolled' * rolled}.json", rolled)
-            groups.setdefault(name + ", rolled" * rolled, []).append(result)
+            groups.setdefault(name + ", rolled" * rolled, []).append(results[rolled])
     for name, results in groups.items():
         losses = ", ".join(f"{r['loss_mean']:.4f}" for r in results)
         print(f"{name}: mean loss {losses} of {counted(results[0]['sequences'], 'document')}")

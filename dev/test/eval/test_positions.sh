@@ -254,7 +254,9 @@ END
     check "rolled.py again" script --trainer "$scratch/never"
     equals 2 "$(grep -c '^a[^b]*: mean loss .*, .* of 1 document$' "$scratch/stdout")"
     check "a picture" grep -q 'a, rolled' "$out/rolled.svg"
-    dies "/step_00000020: --roll: --val-data $shards/text.bin has no documents" script --val-data "$shards/text.bin" # a stream
+    dies "/step_00000020: --roll: --val-data $shards/text.bin has no documents" \
+        script --val-data "$shards/text.bin" --out "$scratch/stream"
+    equals "" "$(ls "$scratch/stream")" # before it has measured anything
 }
 
 sequences
