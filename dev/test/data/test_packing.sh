@@ -71,9 +71,10 @@ check "the trainer" ./train_fox --model fox-pro-nano --set hidden_size=32 --set 
     --data $scratch/bytes_train_000000.bin --val-data $scratch/bytes_val_000000.bin
 dies "no row of 100 tokens; lower --pack" bytes --pack 100 $scratch/in
 dies "the train split has no row of 100 tokens; lower --pack" write --pack 100 <$scratch/records
-for program in bytes write; do
-    dies "--pack and --doc-len: only one of them" $program --pack 4 --doc-len 4 $scratch/in
-    dies "cannot hold one document of 9" $program --pack 9 --shard-tokens 8 $scratch/in
+bytes_of() { bytes "$@" $scratch/in; }
+for program in bytes_of write; do
+    dies "--pack and --doc-len: only one of them" $program --pack 4 --doc-len 4
+    dies "cannot hold one document of 9" $program --pack 9 --shard-tokens 8
 done
 
 if $python -c 'import tokenizers' 2>$scratch/stderr; then
