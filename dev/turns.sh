@@ -4,11 +4,12 @@
 #     dev/turns.sh A B            two CPU trainers
 #     dev/turns.sh --gpu A B      two GPU trainers, on the first GPU
 #
-# Times steps of every family (`--bench`, random tokens) with A and B in turns; of turn to turn the case that is first
-# changes, and the build. On a GPU: sequences of 16,384 tokens, also of 2,048, in FP8, with nothing pruned, and with
-# --deterministic. Prints of forward and backward passes, a line per case: the medians of A and of B in ms, B / A, and the
-# largest distance of a turn from its median, in percent. A ratio within it is no difference. A failed case is said in its
-# line, and the exit code is 1. Environment: TURNS (3), STEPS of each (10), CASES, an extended regular expression of names.
+# Times steps of every family (`--bench`, random tokens) with A and B in turns. Each turn begins with another case and with
+# the other build. On a GPU: sequences of 16,384 tokens, also of 2,048, in FP8, with nothing pruned, and with
+# --deterministic. Prints a line per case, of the time of forward and backward passes: the medians of A and of B in ms,
+# B / A, and the largest distance of a turn from its median, in percent. A ratio within it is no difference. The line of a
+# failed case says so, and the exit code is 1. Environment: TURNS (3), STEPS of each (10), CASES, an extended regular
+# expression of names.
 #
 #     make -C ../before train_foxcu && make train_foxcu
 #     CASES='760m|packed' dev/turns.sh --gpu ../before/train_foxcu ./train_foxcu
@@ -75,8 +76,9 @@ bench() {
     if "$trainer" "$@" --bench "$steps" >"$scratch/log" 2>&1 </dev/null; then
         ms=$(sed -n 's/^ *forward and backward  *\([0-9.]*\) ms.*/\1/p' "$scratch/log")
     fi
+    ms=${ms:-nan} # where --bench has printed no such line
     [ "$ms" != nan ] || echo "$name: $trainer: $(tail -n 1 "$scratch/log")" >&2
-    echo "$name $build ${ms:-nan}" >>"$scratch/times"
+    echo "$name $build $ms" >>"$scratch/times"
 }
 
 turn=0
