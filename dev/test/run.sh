@@ -59,7 +59,7 @@ sum() {
         read -r p f s <"$counts/${test##*/}.counts"
         passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
         [ "$s" -eq 0 ] || sed -n "s|^skipped: |$test skipped: |p" "$log"
-        [ "$f" -eq 0 ] || { echo "$test failed, see $log:" && { grep '^FAILED ' "$log" || tail -n 20 "$log"; } | sed 's/^/    /'; }
+        [ "$f" -eq 0 ] || { echo "$test failed, see $log:" && { grep --no-group-separator -A 4 '^FAILED ' "$log" || tail -n 20 "$log"; } | sed 's/^/    /'; }
     done
     # the packages of scripts/requirements.txt that the lines name
     missing=$(cat "${texts[@]}" /dev/null | sed -n '/^skipped: /s/PyTorch/torch/gp; t; /^skipped: /p' |

@@ -50,18 +50,21 @@ static inline bool mpirun_has_come(int rank) {
     return here;
 }
 
-// The thread. The lowest of the ranks that have come prints the message; the others give it 2 s.
+// The thread. The lowest of the ranks that have come prints the message. It has ended when one that began later
+// looks for it at its own limit: so all look every second, and give mpirun 10 s to end them.
 static inline void* mpirun_limit(void* argument) {
     const Mpirun* m = (Mpirun*)argument;
+    const double deadline = seconds_now() + m->timeout;
     RankList missing = {"", 0};
-    int lowest = m->size;
-    if (link_wait(m->ends[0], POLLIN, seconds_now() + m->timeout)) return NULL;
-    for (int r = 0; r < m->size; r++) {
-        const bool here = r == m->rank || mpirun_has_come(r);
-        if (here && r < lowest) lowest = r;
-        if (!here) rank_list_add(&missing, r);
+    int lowest = m->rank;
+    for (double now = deadline - m->timeout; now < deadline; now = seconds_now()) {
+        for (int r = 0; r < lowest; r++)
+            if (mpirun_has_come(r)) lowest = r;
+        if (link_wait(m->ends[0], POLLIN, now + 1 < deadline ? now + 1 : deadline)) return NULL;
     }
-    if (lowest < m->rank) (void)poll(NULL, 0, 2000);
+    for (int r = 0; r < m->size; r++)
+        if (r != m->rank && !mpirun_has_come(r)) rank_list_add(&missing, r);
+    if (lowest < m->rank) (void)poll(NULL, 0, 10000);
     if (!m->one_host || missing.count == 0)
         die("not all of the %s have initialized MPI within %.0f s; start the same program on all, open the "
             "ports between their hosts, or raise --timeout",
