@@ -15,12 +15,14 @@ pass() { passed=$((passed + 1)); }
 # skip WHY: says what of the test is left out on this machine; run.sh reports it
 skip() { echo "skipped: $1"; }
 
-# fail MESSAGE: prints the message with the line of the test that called into this file
+# fail MESSAGE: prints the message with the line of the test that called into this file, and those that led there
 fail() {
-    local level=0
+    local level=0 lines
     failed=$((failed + 1))
     while [ "${BASH_SOURCE[level]}" = "${BASH_SOURCE[0]}" ]; do level=$((level + 1)); done
-    echo "FAILED ${BASH_SOURCE[level]}:${BASH_LINENO[level - 1]}: $1"
+    lines=${BASH_LINENO[*]:level - 1}
+    lines=${lines% 0}
+    echo "FAILED ${BASH_SOURCE[level]}:${lines// / from }: $1"
 }
 
 # check MESSAGE COMMAND...: the command succeeds. Its output stays in $scratch/stdout and $scratch/stderr

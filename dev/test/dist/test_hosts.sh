@@ -37,7 +37,7 @@ agree() { # STEP OUT OUT TOLERANCE: but for rounding, in the same place of the d
 # one_line TEXT: all that our programs wrote to stderr
 one_line() {
     own "$scratch/stderr" >"$scratch/own"
-    equals "1 line" "$(wc -l <"$scratch/own") line"
+    equals "1 line" "$(wc -l <"$scratch/own") line$(sed '1d; s/^/; /' "$scratch/own")"
     said "$1" own
 }
 
