@@ -14,10 +14,11 @@
 #     unplug HOST        the bridge drops what the host sends and gets: its link stays up, and nobody is told
 #     pull HOST          its cable is pulled. plug HOST: undoes both
 #     trainers HOST...   how many trainers run there
-#     await LIMIT MESSAGE COMMAND...   until the command succeeds; after LIMIT seconds a failure
+#     await MESSAGE COMMAND...   until the command succeeds; after $patience seconds a failure
 #     end_hosts          ends all that runs there, and with it the hosts
 #     make_repository    $repository: a folder with the scripts of this one, whose GPU trainer is the CPU trainer and whose
 #                        data are a few sequences; $options make steps of 6 micro-batches of two sequences of 16 tokens
+patience=240 # seconds that a busy machine may take
 fabric='' keeper=''
 declare -A host_pid=() # the process that holds a host's namespaces, in the PID namespace of the hosts
 
@@ -29,9 +30,9 @@ cable() {
     in_fabric ip link add "$2.$1" type veth peer name "$2" netns "${host_pid[$1]}" && in_fabric ip link set "$2.$1" up &&
         on "$1" ip address add "$3/24" dev "$2" && on "$1" ip link set "$2" up
 }
-unplug() { in_fabric ip link set eth0.$1 nomaster; }
-pull() { in_fabric ip link set eth0.$1 down; }
-plug() { in_fabric ip link set eth0.$1 up && in_fabric ip link set eth0.$1 master switch; }
+unplug() { touch "$scratch/cut.$1" && in_fabric ip link set eth0.$1 nomaster; }
+pull() { touch "$scratch/cut.$1" && in_fabric ip link set eth0.$1 down; }
+plug() { rm -f "$scratch/cut.$1" && in_fabric ip link set eth0.$1 up && in_fabric ip link set eth0.$1 master switch; }
 
 make_hosts() {
     local i host clock made hold='while :; do sleep infinity; done'
@@ -48,7 +49,7 @@ make_hosts() {
     setpriv --pdeathsig KILL unshare --fork --kill-child --pid --mount-proc --net bash -c "echo >&3; exec 3>&-; $hold" \
         3>&$made {made}>&- &
     keeper=$!
-    read -rt 10 <&$made && fabric=$(cat /proc/$keeper/task/$keeper/children) && fabric=${fabric% } &&
+    read -rt 30 <&$made && fabric=$(cat /proc/$keeper/task/$keeper/children) && fabric=${fabric% } &&
         in_fabric ip link add switch type bridge && in_fabric ip link set switch up || return 1
     echo '127.0.0.1 localhost' >"$scratch/etc_hosts"
     for ((i = 0; i < $1; i++)); do echo "10.213.77.$((i + 1)) h$i"; done >>"$scratch/etc_hosts"
@@ -60,13 +61,14 @@ make_hosts() {
             mount -t tmpfs none /dev/shm && mount --bind "$1/etc_hosts" /etc/hosts && mount --bind "$1/etc_resolv" /etc/resolv.conf && echo $$ >&3
             exec 3>&-; '"$hold" $host "$scratch" 3>&$made {made}>&- &
         disown
-        read -rt 10 "host_pid[$host]" <&$made && cable $host dead0 10.213.88.$((i + 1)) &&
+        read -rt 30 "host_pid[$host]" <&$made && cable $host dead0 10.213.88.$((i + 1)) &&
             cable $host eth0 10.213.77.$((i + 1)) && on $host ip link set lo up && plug $host || return 1
     done
-    { # in place of ssh for mpirun: HOST COMMAND...
+    { # in place of ssh for mpirun on h0: HOST COMMAND... As ssh it does not hear that a host behind a cut ends the command
         printf '#!/bin/sh\nhost=$1\nshift\ncase $host in\n'
-        for host in "${!host_pid[@]}"; do echo "$host) exec nsenter -t ${host_pid[$host]} -a env OMPI_MCA_orte_tmpdir_base=/dev/shm sh -c \"\$*\" ;;"; done
-        echo 'esac; echo "ssh: Could not resolve hostname $host: Name or service not known" >&2; exit 255'
+        for host in "${!host_pid[@]}"; do echo "$host) nsenter -t ${host_pid[$host]} -a env OMPI_MCA_orte_tmpdir_base=/dev/shm sh -c \"\$*\" ;;"; done
+        echo '*) echo "ssh: Could not resolve hostname $host: Name or service not known" >&2; exit 255 ;;'
+        printf 'esac\ncode=$?\nfor cut in h0 $host; do [ ! -e "%s/cut.$cut" ] || exec tail -f /dev/null; done\nexit $code\n' "$PWD/$scratch"
     } >"$scratch/agent"
     chmod +x "$scratch/agent"
     # mpirun names its folders by hosts and processes, whose numbers are small and the same in every test
@@ -100,8 +102,8 @@ trainers() {
 }
 
 await() {
-    local limit=$((SECONDS + $1)) message=$2
-    shift 2
+    local limit=$((SECONDS + patience)) message=$1
+    shift
     until "$@"; do
         [ $SECONDS -lt $limit ] || { fail "$message"; return 1; }
         sleep 0.1

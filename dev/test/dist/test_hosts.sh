@@ -17,7 +17,7 @@ ranks() { python3 dev/test/trainer/ranks.py "$@"; }
 step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 # run HOSTS STEPS OUT OPTION...: on h0
 run() {
-    HOSTS=$1 IFNAME=${IFNAME-eth0} on h0 env -C "$repository" timeout 120 scripts/multi_node_mpirun.sh $options \
+    HOSTS=$1 IFNAME=${IFNAME-eth0} on h0 env -C "$repository" timeout $patience scripts/multi_node_mpirun.sh $options \
         --max-tokens $(($2 * 192)) --out "out/$3" "${@:4}"
 }
 # alone STEPS OUT OPTION...: one process
@@ -44,7 +44,7 @@ one_line() {
 # await_output PATTERN: reads the run's output, descriptor 8, until a line matches
 await_output() {
     local line
-    while read -rt 60 line <&8; do
+    while read -rt $patience line <&8; do
         # shellcheck disable=SC2254
         case $line in $1) return ;; esac
     done
@@ -58,9 +58,9 @@ begin() {
     begun=$!
     exec 8<"$scratch/pipe"
 }
-# ends LIMIT CODE [HOST...]: the command ends with this exit code within so many seconds, and no trainer is left there
+# ends CODE [HOST...]: the command ends by itself with this exit code, and no trainer is left there
 ends() {
-    local limit=$((SECONDS + $1)) code=0 reader
+    local limit=$((SECONDS + patience)) code=0 reader
     cat <&8 >/dev/null & # without an end where a frozen host has the other end open
     reader=$!
     disown
@@ -68,15 +68,15 @@ ends() {
     while kill -0 $begun 2>/dev/null && [ $SECONDS -lt $limit ]; do sleep 0.1; done
     kill $reader 2>/dev/null
     if kill -0 $begun 2>/dev/null; then
-        fail "it has not ended after $1 s: $(tail -n 3 "$scratch/stderr")"
+        fail "it has not ended after $patience s: $(tail -n 3 "$scratch/stderr")"
         return
     fi
     wait $begun || code=$?
-    equals "exit code $2" "exit code $code"
-    [ $# -gt 2 ] || set "$@" h0 h1 h2
-    gone "${@:3}"
+    equals "exit code $1" "exit code $code"
+    [ $# -gt 1 ] || set "$@" h0 h1 h2
+    gone "${@:2}"
 }
-gone() { await 40 "trainers are left on $*" none_left "$@"; }
+gone() { await "trainers are left on $*" none_left "$@"; }
 
 # ----------------------------------------------------------------------------
 
@@ -115,14 +115,14 @@ elastic() {
     begin run $all $long elastic
     await_output "step * 5/*"
     to_mpirun USR1
-    ends 40 75
+    ends 75
     equals "" "$(own "$scratch/stderr")"
     check "on one host" alone $long elastic --max-steps $((long - 50))
     check "on three" run $all $long elastic
     agree $long elastic long 2e-3 # which grows with the steps
 }
 
-# lost HOST STRIKE...: at step 20 a host is lost. Within --timeout its run ends, with one line that names it, also mpirun,
+# lost HOST STRIKE...: at step 20 a host is lost. Its run ends, with one line that names it, also mpirun,
 # which would wait for the host
 lost() {
     local host=$1
@@ -137,7 +137,7 @@ line="has been stopped or is unreachable for " # and its seconds
 
 unplugged() {
     lost h1 unplug h1
-    ends 40 137
+    ends 137
     one_line "error: rank 1 (h1, process "
     one_line "$line"
 }
@@ -146,13 +146,13 @@ unplugged() {
 noticed_by_ranks() {
     local timeout=20
     OMPI_MCA_oob_tcp_keepalive_intvl=1 OMPI_MCA_oob_tcp_keepalive_probes=1 lost h1 unplug h1
-    ends 40 137
+    ends 137
     one_line "error: rank 1 (h1, process "
 }
 
 pulled() {
     lost h2 pull h2
-    ends 40 137
+    ends 137
     one_line "error: rank 2 (h2, process "
     one_line "$line"
 }
@@ -160,7 +160,7 @@ pulled() {
 # A frozen host answers on the network; once it goes on, its ranks find the others gone.
 frozen() {
     lost h1 strike STOP h1
-    ends 40 137 h0 h2
+    ends 137 h0 h2
     one_line "error: rank 1 (h1, process "
     one_line "$line"
     strike CONT h1
@@ -170,7 +170,7 @@ frozen() {
 # The host of mpirun and rank 0, from which the others hear nothing: each side ends by itself.
 first_unplugged() {
     lost h0 unplug h0
-    ends 40 137
+    ends 137
     one_line "$line"
 }
 
@@ -178,7 +178,7 @@ first_frozen() {
     lost h0 strike STOP h0
     gone h1 h2
     strike CONT h0 # whose mpirun has the line
-    ends 40 1
+    ends 1
     one_line "error: rank 0 (h0, process "
     one_line "$line"
 }

@@ -62,7 +62,7 @@ check "slurmctld" on h0 slurmctld
 for host in h0 h1; do check "slurmd on $host" on $host slurmd -N $host; done
 
 idle() { [ "$(on h0 sinfo -h -t idle -o %D)" = 2 ]; }
-if ! await 30 "the hosts are not idle" idle; then
+if ! await "the hosts are not idle" idle; then
     tail -n 5 "$scratch"/*.log
     report
 fi
@@ -86,24 +86,24 @@ bytes() {
 
 # on two hosts, and the same ranks on one
 job=$(submit -- --max-tokens 3840 --out out/two)
-await 60 "job $job has not completed" is "$job" COMPLETED
+await "job $job has not completed" is "$job" COMPLETED
 equals 1 "$(grep -c '^2 ranks with 3 micro-batches a step' "$scratch/job.txt")"
 rm "$scratch/job.txt"
 job=$(submit --nodes=1 --ntasks-per-node=2 -- --max-tokens 3840 --out out/one)
-await 60 "job $job has not completed" is "$job" COMPLETED
+await "job $job has not completed" is "$job" COMPLETED
 bytes 20 two one
 
 long="--max-tokens 76800" # 400 steps
 job=$(submit -- $long --out out/long)
-await 60 "job $job has not completed" is "$job" COMPLETED
+await "job $job has not completed" is "$job" COMPLETED
 
 # stopped NAME SCANCEL_OPTION...: saves, is queued again, and goes on to the bytes of a run that was not stopped
 stopped() {
     rm -f "$scratch/job.txt"
     job=$(submit -- $long --out "out/$1")
-    await 60 "$1: no step 5" printed '^step *5/'
+    await "$1: no step 5" printed '^step *5/'
     on h0 scancel "${@:2}" "$job"
-    await 60 "$1: job $job has not completed" is "$job" COMPLETED
+    await "$1: job $job has not completed" is "$job" COMPLETED
     equals "restarts: 1" "restarts: $(on h0 scontrol show job "$job" | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p')"
     equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
     bytes 400 "$1" long
@@ -115,24 +115,24 @@ stopped term --signal=TERM         # to the ranks
 # again, and starts it when the host is back: it goes on from its last checkpoint to the same bytes.
 rm -f "$scratch/job.txt"
 job=$(submit -- $long --save-every 10 --out out/lost)
-await 60 "no checkpoint of step 20" test -d "$(step lost 20)"
+await "no checkpoint of step 20" test -d "$(step lost 20)"
 unplug h1
-await 60 "no line names the lost host" printed '^error: rank 1 (h1, process .* unreachable for'
-await 120 "job $job is not queued again" is "$job" PENDING
+await "no line names the lost host" printed '^error: rank 1 (h1, process .* unreachable for'
+await "job $job is not queued again" is "$job" PENDING
 equals 0 "$(trainers h0)"
 plug h1
-await 180 "job $job has not completed" is "$job" COMPLETED
+await "job $job has not completed" is "$job" COMPLETED
 equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
 bytes 400 lost long
 
 # a rank that is killed ends the job with the trainer's code, and one line names it
 rm -f "$scratch/job.txt"
 job=$(submit -- --max-tokens 1e9 --out out/killed)
-await 60 "no step 5" printed '^step *5/'
+await "no step 5" printed '^step *5/'
 for process in $(living h1); do
     case $(readlink "/proc/$process/exe") in */train_fox) kill -KILL "$process" ;; esac
 done
-await 30 "job $job has not failed" is "$job" FAILED
+await "job $job has not failed" is "$job" FAILED
 equals "rank 1 (h1" "$(sed -n 's/^error: \(rank 1 (h1\), process .* ended without a message.*/\1/p' "$scratch/job.txt")"
 equals 0 "$(trainers h0 h1)"
 
@@ -140,7 +140,7 @@ equals 0 "$(trainers h0 h1)"
 sweep="MODELS=fox-pro-nano SEEDS='1 2 3' OUT=out/sweep TRAINER=./train_foxcu scripts/sweep.sh $(echo $options) \
     --data data/longcrawl64_train_000000.bin --max-tokens 3840"
 array=$(on h0 env -C "$repository" sbatch --parsable --array=0-1 --nodes=1 --ntasks=1 --output="$files/sweep_%a.txt" --wrap "$sweep")
-for task in 0 1; do await 60 "task $task has not completed" is "${array}_$task" COMPLETED; done
+for task in 0 1; do await "task $task has not completed" is "${array}_$task" COMPLETED; done
 equals 3 "$(ls -d "$repository"/out/sweep/*/step_00000020 | wc -l)"
 equals 3 "$(cat "$scratch"/sweep_?.txt | grep -c '^training: ')"
 report

@@ -18,7 +18,7 @@ step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 
 # torchrun HOST HOSTS RANKS OPTION...: its part on a host
 torchrun() {
-    on $1 env -C "$repository" TMPDIR="$PWD/$scratch" timeout 200 "$python" -m torch.distributed.run \
+    on $1 env -C "$repository" TMPDIR="$PWD/$scratch" timeout $patience "$python" -m torch.distributed.run \
         --nnodes $2 --nproc_per_node $3 --rdzv_backend c10d --rdzv_endpoint h0:29400 --rdzv_id fox \
         --no_python ./train_foxcu --model fox-pro-nano $options \
         --data data/longcrawl64_train_000000.bin --timeout 15 "${@:4}"
@@ -40,9 +40,9 @@ for file in model optimizer; do same "$(step two 20)/$file.safetensors" "$(step 
 # rank 0's torchrun; the one that is cut off has not ended in 16 minutes (PyTorch 2.8).
 rm "$scratch/out_h0" # of the run before, which has a step 20
 both --max-tokens 1e9 --save-every 10 --log-every 10 --out out/lost &
-await 120 "no step 20" grep -q '^step *20/' "$scratch/out_h0"
+await "no step 20" grep -q '^step *20/' "$scratch/out_h0"
 unplug h1
-await 40 "trainers are left" none_left h0 h1
+await "trainers are left" none_left h0 h1
 end_hosts
 for rank in 0 1; do
     equals "1 in h$rank" "$(grep -c "^error: rank $((1 - rank)) (h$((1 - rank)), process .* unreachable for" "$scratch/err_h$rank") in h$rank"
