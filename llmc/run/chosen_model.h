@@ -58,17 +58,23 @@ static inline bool init_is(const char* init, const char* started) {
     return *rest == '\0' || (started[n] == '/' && checkpoint_step(rest) >= 0);
 }
 
-// Dies where --set gives a key of forget gates to a model without them, which would not be trained any
-// differently for it. A value that turns the key off is as good as none.
-static inline void model_check_gate_keys(const Options* o, const Config* c) {
-    static const char* const keys[] = {
-        "fgate_bias_init=", "decay_time_min=", "decay_time_max=", "log_pruning_tolerance=", "pruning_rule="};
-    for (int i = 0; i < o->set.count && !config_has_gate(c); i++)
-        for (int k = 0; k < 5; k++) {
+// Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its value
+// turns the key off, or of initial weights to a model that --init has weights of.
+static inline void model_check_keys(const Options* o, const Config* c) {
+    enum { GATE_KEYS = 5, FIRST_INITIAL = 2, KEYS = 10 }; // both kinds have 2, 3 and 4
+    static const char* const keys[KEYS] = {
+        "log_pruning_tolerance=", "pruning_rule=",      "fgate_bias_init=",          "decay_time_min=",
+        "decay_time_max=",        "initializer_range=", "rescale_prenorm_residual=", "time_step_min=",
+        "time_step_max=",         "time_step_floor="};
+    for (int i = 0; i < o->set.count; i++)
+        for (int k = 0; k < KEYS; k++) {
             const char *item = o->set.items[i], *value = item + strlen(keys[k]);
-            if (strncmp(item, keys[k], strlen(keys[k])) == 0 && strcmp(value, "null") != 0 &&
+            if (strncmp(item, keys[k], strlen(keys[k])) != 0) continue;
+            if (k < GATE_KEYS && !config_has_gate(c) && strcmp(value, "null") != 0 &&
                 strcmp(value, "false") != 0 && strcmp(value, "ours") != 0)
                 die("--set %s: this model has no forget gate (fgate_type is none)", item);
+            if (k >= FIRST_INITIAL && o->init)
+                die("--set %s: of initial weights, and --init has weights: leave it out", item);
         }
 }
 
@@ -179,7 +185,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     model_set(&c, o);
     if (!o->init) model_complete(&c, o, known);
     model_complete_rope(&c, o, known, recipe);
-    model_check_gate_keys(o, &c);
+    model_check_keys(o, &c);
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;
 }

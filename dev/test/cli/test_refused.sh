@@ -197,6 +197,8 @@ $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: t
 --model fox-pro-nano --set pruning_rule=paper|--set: pruning_rule=paper is none of ours, acp
 --model transformer-pro-nano --set decay_time_max=64|--set decay_time_max=64: this model has no forget gate
 $tiny --set fgate_type=none --set decay_time_min=4|--set decay_time_min=4: this model has no forget gate
+--init dev/test/fixtures/model/fox-pro --set initializer_range=1|--set initializer_range=1: of initial weights, and --init has weights
+--init dev/test/fixtures/model/fox-pro --set fgate_bias_init=true|--set fgate_bias_init=true: of initial weights, and --init has weights
 --model mamba2-nano --set fgate_bias_init=true|--set: no config key is called 'fgate_bias_init'
 $tiny $batches --data @/text.bin --val-every 5|--val-every: the loss on which text? give --val-data GLOB
 $tiny $batches --data @/text.bin --val-tokens 5|--val-tokens: the loss on which text? give --val-data GLOB
