@@ -186,6 +186,8 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     if (!o->init) model_complete(&c, o, known);
     model_complete_rope(&c, o, known, recipe);
     model_check_keys(o, &c);
+    if (model_sets(o, "rope_base") && !config_uses_rope(&c))
+        die("--set rope_base: this model has no RoPE (use_rope is false)");
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;
 }
