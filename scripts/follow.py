@@ -84,8 +84,6 @@ class Follower:
         self.path, self.file = os.path.join(folder, "log.jsonl"), None
         self.open_sink = lambda: sink(folder, project)  # which writes into the folder, once there is a log
         self.offset, self.lines, self.when, self.run = 0, 0, time.time(), None
-        if not os.path.exists(self.path):
-            print(f"waiting for {self.path}", file=sys.stderr, flush=True)
 
     def begin(self):
         self.sink = self.open_sink()
@@ -144,10 +142,14 @@ def main():
     options = parser.parse_args()
     sink = WandB if options.wandb else TensorBoard
     followers = [Follower(folder, sink, options.wandb) for folder in options.runs]
+    missing = [f.path for f in followers if not os.path.exists(f.path)]
+    for path in missing:
+        print(f"error: {path}: no such file" if options.once else f"waiting for {path}", file=sys.stderr, flush=True)
     while followers:
         followers = [f for f in followers if not f.read() and not options.once]
         if followers:
             time.sleep(1)
+    sys.exit(options.once and len(missing) > 0)
 
 
 if __name__ == "__main__":

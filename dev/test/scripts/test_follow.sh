@@ -80,8 +80,9 @@ check "the rest" wandb
 warned "11: 'started' is not a time" 1
 equals "log 5 4.5 None;log 100 None 2.5" "$(sed -n '3p;$p' $scratch/stdout | tr '\n' ';' | sed 's/;$//')"
 
-check "no log yet" $python scripts/follow.py --once $scratch/none
-said "waiting for $scratch/none/log.jsonl" stderr
+dies "$scratch/none/log.jsonl: no such file" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $scratch/none \
+    $r/fox1
+said "init fox fox1 allow"
 check "no folder" test ! -e $scratch/none
 
 if ! $python -c 'import tensorboard' 2>$scratch/stderr; then
