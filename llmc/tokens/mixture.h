@@ -107,7 +107,8 @@ static inline bool mixture_list(glob_t* files, const char* patterns, Error* err)
     char *copy = xstrdup(patterns), *rest = copy, *pattern;
     bool ok = true;
     while (ok && (pattern = strsep(&rest, ",")) != NULL) {
-        int rc = glob(pattern, files->gl_pathc > 0 ? GLOB_APPEND : 0, mixture_unreadable, files);
+        const int flags = access(pattern, F_OK) == 0 ? GLOB_NOCHECK : 0; // a file may have [ ] in its name
+        int rc = glob(pattern, flags | (files->gl_pathc > 0 ? GLOB_APPEND : 0), mixture_unreadable, files);
         if (*pattern == '\0')
             ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
         else if (rc != 0)

@@ -32,7 +32,7 @@ die() {
 [ $# -eq 2 ] || die "usage: DATA=GLOB scripts/eval/all.sh DIR OUT"
 [ -n "${DATA:-}" ] || die "DATA is not set: held-out shards, as in DATA='data/web_val_*.bin'"
 IFS=, read -ra globs <<<"$DATA"
-for glob in "${globs[@]}"; do compgen -G "$glob" >/dev/null || die "DATA: '$glob': no file matches"; done
+for glob in "${globs[@]}"; do [ -e "$glob" ] || compgen -G "$glob" >/dev/null || die "DATA: '$glob': no file matches"; done
 eval=$(cd "$(dirname "$0")" && pwd)
 PYTHON=${PYTHON:-python3}
 init=$(PYTHONPATH=$eval "$PYTHON" -c 'import sys, fox; fox.run(lambda: print(fox.checkpoint(sys.argv[1])))' "$1") || exit 1

@@ -67,14 +67,14 @@ equals 16 "$(wc -l <$CALLS)"
 SEEDS="1 3" check "another seed" sweep two --max-tokens 2k
 equals 20 "$(wc -l <$CALLS)"
 # nor is a run done that was resumed with other options, that has lost its checkpoint, or that had other data
-one() { GPUS=0 MODELS=a LRS='' SEEDS=1 check "$1" sweep one --data "$scratch/d_[0-9],$scratch/e" --val-data=$scratch/v; }
+one() { GPUS=0 MODELS=a LRS='' SEEDS=1 check "$1" sweep one --data "$scratch/d_[0-9],$scratch/e" --val-data="$scratch/v[1]"; }
 calls() { equals "$1" "$(wc -l <$CALLS)"; }
-echo 1 | tee $scratch/d_1 $scratch/e >$scratch/v
+echo 1 | tee $scratch/d_1 $scratch/e >"$scratch/v[1]"
 one "a run"
 one "again"
 calls 21
-for file in d_1 e v; do
-    echo more >>$scratch/$file
+for file in d_1 e "v[1]"; do
+    echo more >>"$scratch/$file"
     one "more in $file"
     one "again"
 done

@@ -5,7 +5,8 @@ scratch=build/test/all
 . dev/test/check.sh
 export OMP_NUM_THREADS=2
 trainer_files
-data=$scratch/files/shards/text.bin
+data=$scratch/text[1].bin
+cp $shards/text.bin "$data"
 tiny="--set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
 for model in fox-pro hgrn2; do
     check "$model" "$trainer" --model $model-nano $tiny --seq-len 200 --batch-tokens 200 --max-steps 0 --data "$data" \

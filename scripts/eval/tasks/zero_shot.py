@@ -41,7 +41,8 @@ class HeldOut:
     """Tokens of shards, in pieces from random places."""
 
     def __init__(self, pattern):
-        paths = sorted(path for part in pattern.split(",") for path in glob.glob(part))  # as the trainer's --val-data
+        paths = sorted(path for part in pattern.split(",")  # as the trainer's --val-data
+                       for path in glob.glob(part) or [part] * Path(part).exists())
         self.shards = [self.read(path) for path in paths]
         if not self.shards:
             raise Error(f"--data {pattern}: no file matches")
