@@ -47,9 +47,22 @@ from runs import Log, group, read_evals, read_half_lives  # noqa: E402
 # tables
 
 
-def spread(values, digits):
-    """Mean and standard deviation, as text."""
-    values = [v for v in values if v is not None]
+def by_seed(runs, value):
+    """value(run) where it is not None, of a seed's repeats their mean."""
+    values = {}
+    for run in runs:
+        if value(run) is not None:
+            values.setdefault(run.start["options"].get("seed"), []).append(value(run))
+    return [statistics.fmean(repeats) for repeats in values.values()]
+
+
+def number_of_seeds(runs):
+    return str(len(by_seed(runs, lambda run: 1)))
+
+
+def spread(runs, value, digits):
+    """Mean and standard deviation over seeds, as text."""
+    values = by_seed(runs, value)
     if not values:
         return "-", "-"
     deviation = f"{statistics.stdev(values):.{digits}f}" if len(values) > 1 else "-"
@@ -70,13 +83,11 @@ def training_table(groups):
     """The lowest held-out loss first."""
     rows = []
     for name, runs in groups.items():
-        losses = [run.validation_loss() for run in runs]
-        known = [loss for loss in losses if loss is not None]
-        hours = [run.gpu_hours for run in runs]
-        speed, _ = spread([run.tokens_per_s() for run in runs], 0)
-        rows.append((statistics.fmean(known) if known else math.inf, name, str(len(runs)),
-                     f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4), speed,
-                     spread(hours, 3)[0], f"{sum(hours):,.3f}"))
+        losses = by_seed(runs, Log.validation_loss)
+        rows.append((statistics.fmean(losses) if losses else math.inf, name, number_of_seeds(runs),
+                     f"{runs[0].steps[-1]['tokens']:,}", *spread(runs, Log.validation_loss, 4),
+                     spread(runs, Log.tokens_per_s, 0)[0], spread(runs, lambda run: run.gpu_hours, 3)[0],
+                     f"{sum(run.gpu_hours for run in runs):,.3f}"))
     hours = "rank-hours" if any(r.start["device"] == "CPU" for runs in groups.values() for r in runs) else "GPU-hours"
     titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", hours, "of all seeds")
     return markdown(titles, [row[1:] for row in sorted(rows)])
@@ -84,13 +95,12 @@ def training_table(groups):
 
 def part_table(groups):
     """The held-out loss of each part of --val-data at the end, where it has several."""
-    losses = {name: [run.validations[-1]["val_loss_of"] for run in runs
-                     if run.validation_loss() is not None and "val_loss_of" in run.validations[-1]]
-              for name, runs in groups.items()}
-    parts = sorted({part for of_seeds in losses.values() for of_seed in of_seeds for part in of_seed})
-    cell = lambda of_seeds, part: " ± ".join(spread([of_seed.get(part) for of_seed in of_seeds], 4))
-    rows = [(name, str(len(of_seeds)), *(cell(of_seeds, part).removesuffix(" ± -") for part in parts))
-            for name, of_seeds in losses.items() if of_seeds]
+    losses = lambda run: run.validation_loss() is not None and run.validations[-1].get("val_loss_of") or {}
+    groups = {name: [run for run in runs if losses(run)] for name, runs in groups.items()}
+    parts = sorted({part for runs in groups.values() for run in runs for part in losses(run)})
+    cell = lambda runs, part: " ± ".join(spread(runs, lambda run: losses(run).get(part), 4))
+    rows = [(name, number_of_seeds(runs), *(cell(runs, part).removesuffix(" ± -") for part in parts))
+            for name, runs in groups.items() if runs]
     return markdown(("held-out loss of", "seeds", *parts), rows) if rows else []
 
 
@@ -122,11 +132,11 @@ def pair_table(best, pairs):
 
 def eval_table(groups):
     """P(l) at powers of two."""
-    evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
-    lengths = sorted({int(n) for results in evals.values() for e in results for n in e["perplexity"]})
-    cell = lambda results, n: " ± ".join(spread([e["perplexity"].get(str(n)) for e in results], 3))
-    rows = [(name, str(len(results)), *(cell(results, n).removesuffix(" ± -") for n in lengths))
-            for name, results in evals.items() if results]
+    groups = {name: [run for run in runs if run.eval] for name, runs in groups.items()}
+    lengths = sorted({int(n) for runs in groups.values() for run in runs for n in run.eval["perplexity"]})
+    cell = lambda runs, n: " ± ".join(spread(runs, lambda run: run.eval["perplexity"].get(str(n)), 3))
+    rows = [(name, number_of_seeds(runs), *(cell(runs, n).removesuffix(" ± -") for n in lengths))
+            for name, runs in groups.items() if runs]
     return markdown(("perplexity of the first tokens", "seeds", *map(str, lengths)), rows)
 
 
@@ -308,7 +318,7 @@ def main():
     for log in logs:
         other = paths.setdefault(os.path.realpath(log.file), log)
         if other is not log:
-            raise Error(f"{log.path}: is given twice, also as {other.path}: it would count as two seeds")
+            raise Error(f"{log.path}: is given twice, also as {other.path}")
     runs = [log for log in logs if not log.damaged]
     read_evals(logs, options.eval)
     report(runs, logs, options)

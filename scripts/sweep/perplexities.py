@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from common import BadLine, Error, Parser, run  # noqa: E402
-from compare import Log, markdown, spread  # noqa: E402
+from compare import Log, markdown, number_of_seeds, spread  # noqa: E402
 
 
 def read_runs(out, name):
@@ -36,9 +36,9 @@ def row(out, name, paper):
         return [name, "-", "-", paper, *["-"] * 5]
     loss = lambda logs: statistics.fmean(log.validation_loss() for log in logs)
     (rate, tokens), logs = min(groups.items(), key=lambda item: (-len(item[1]), loss(item[1])))
-    mean, deviation = spread([math.exp(log.validation_loss()) for log in logs], 3)
+    mean, deviation = spread(logs, lambda log: math.exp(log.validation_loss()), 3)
     device = ", ".join(sorted({log.start["device"].split(",")[0] for log in logs}))
-    return [name, mean, deviation, paper, str(len(logs)), f"{rate:g}", f"{tokens:,}",
+    return [name, mean, deviation, paper, number_of_seeds(logs), f"{rate:g}", f"{tokens:,}",
             str(logs[0].start["options"].get("seq-len")), device]
 
 

@@ -25,7 +25,7 @@ sed 's/"device": "A GPU"/"device": "CPU"/' $r/fox1/log.jsonl >$scratch/cpu.jsonl
 check "on the CPU" compare --no-plots $scratch/cpu.jsonl
 said "| tokens/s | rank-hours |"
 equals 0 "$(grep -c GPU $scratch/stdout)"
-dies "$r/fox1/log.jsonl: is given twice, also as $r/fox1/: it would count as two seeds" compare --no-plots $r/fox1/ $r/fox2 $r/fox1/log.jsonl
+dies "$r/fox1/log.jsonl: is given twice, also as $r/fox1/" compare --no-plots $r/fox1/ $r/fox2 $r/fox1/log.jsonl
 check "learning rates" compare --no-plots $r/fox1 $r/fox2 $r/other/log.jsonl
 equals "| lr 0.002 | 1 | 10,000 | 1.5000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
 said "| lr 0.001 |"
@@ -74,6 +74,7 @@ equals "" "$(grep 'less\|claimed' $scratch/stdout)"
 sed 's/"val_loss": 2.5/"val_loss": 2.7/' $r/transformer1/log.jsonl >$pairs/1.jsonl
 check "repeats" compare --no-plots $r/fox? $r/transformer[12] $pairs/[13].jsonl
 equals "| transformer | 3 | 0.5667 | 0.0333 | 0.4232 to 0.7101 |" "$(row 8)"
+equals "| transformer | 3 | 10,000 | 2.6667 | 0.1155 |" "$(row 4 | cut -d'|' -f-6)|"
 for line in 'logs cut $r/fox3/log.jsonl 9000' 'grep -v val_loss $r/fox3/log.jsonl'; do
     eval $line >$pairs/fox3.jsonl
     check "unfinished" compare --no-plots $r/fox[12] $pairs/fox3.jsonl $r/transformer[12] $pairs/3.jsonl
