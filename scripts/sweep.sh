@@ -86,7 +86,7 @@ choose_trainer
 for rate in $rates; do checked+=("--lr=$rate"); done
 for seed in $SEEDS; do checked+=("--seed=$seed"); done
 check_options "$TRAINER" "${checked[@]}" "$@"
-check_models "${points[@]}"
+check_models "${points[*]}" "$@"
 [[ ${GPUS:-} =~ [^[:space:]] ]] || GPUS=cpu
 
 # add_run POINT LR SEED [search]

@@ -36,7 +36,7 @@ train_rows() {
     choose_trainer
     if [ -x "$TRAINER" ]; then # sweep.sh says that it is not built
         check_options "$TRAINER" ${EVAL:-}
-        check_models $(printf '%s\n' $MODELS | sed 's/^[^:,]*://')
+        check_models "$(printf '%s\n' $MODELS | sed 's/^[^:,]*://')" "$@"
     fi
     export OUT TRAINER GPUS=${GPUS:-}
     "$top/sweep.sh" "$@" &

@@ -9,11 +9,14 @@ choose_trainer() {
     TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
 }
 
-# check_models MODEL[,KEY=VALUE...]...: ends the script, whose die() it calls, where there is no such preset, key or value
+# check_models "MODEL[,SETTING...]..." OPTION...: ends the script, whose die() it calls, where the trainer refuses to train one
+# of the models with the options, KEY=VALUE and --NAME=VALUE
 check_models() {
-    local model refused
-    for model; do
-        refused=$("$TRAINER" --dry-run config --model "${model%%,*}" $(tr , '\n' <<<"$model" | sed '1d; /^--/d; s/^/--set /') \
-            2>&1 >/dev/null) || [[ $refused != "error: --model "* && $refused != "error: --set: "* ]] || die "${refused#error: }"
+    local models=$1 model refused
+    shift
+    for model in $models; do
+        refused=$("$TRAINER" --dry-run config --model "${model%%,*}" "$@" $(tr , '\n' <<<"$model" | sed '1d; /^--/!s/^/--set /') \
+            2>&1 >/dev/null | sed -n '/^error: --resume-from: only a training/d; s/^error: //p')
+        [ -z "$refused" ] || die "$refused"
     done
 }
