@@ -86,6 +86,8 @@ choose_trainer
 for rate in $rates; do checked+=("--lr=$rate"); done
 for seed in $SEEDS; do checked+=("--seed=$seed"); done
 check_options "$TRAINER" "${checked[@]}" "$@"
+same=$(LC_ALL=C printf '%.17g\n' $rates 2>/dev/null | sort | uniq -d)
+[ -z "$same" ] || die "LRS='$LRS': has one rate twice"
 check_models "${points[*]}" "$@"
 [[ ${GPUS:-} =~ [^[:space:]] ]] || GPUS=cpu
 

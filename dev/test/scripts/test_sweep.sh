@@ -193,6 +193,7 @@ fails 1 env TMPDIR=$scratch/none OUT=$scratch/refused TRAINER=$scratch/trainer s
 grep -q "^error: no folder for temporary files: TMPDIR=$scratch/none$" $scratch/stderr || fail "TMPDIR: $(cat $scratch/stderr)"
 SETS=--lr=1 dies "--lr: LRS names" sweep refused
 MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
+LRS="1e-3 2e-3 0.001" dies "LRS='1e-3 2e-3 0.001': has one rate twice" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
