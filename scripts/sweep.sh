@@ -191,7 +191,7 @@ take() {
     shift 3
     out=$(folder ${runs[i]})
     before=$(wc -c 2>/dev/null <"$out/output.txt" || echo 0) # of earlier attempts
-    if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
+    if mkdir -p "$out" 2>/dev/null && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
         if ! flock -n 9; then
             [ "$wait" = 1 ] || return 1
             say "waiting for another sweep: $out"
@@ -202,7 +202,8 @@ take() {
     fi
     [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
     if [ $code != 0 ]; then
-        reason=$(tail -c +$((before + 1)) "$out/output.txt" | grep '^error: ' | tail -n 1)
+        reason=$(tail -c +$((before + 1)) "$out/output.txt" 2>/dev/null | grep '^error: ' | tail -n 1)
+        [ -e "$out/output.txt" ] || reason="cannot be written"
         say "FAILED with exit code $code: $out/output.txt${reason:+: $reason}"
         touch "$state/$i/failed"
         return 0

@@ -196,6 +196,9 @@ MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
 LRS="1e-3 2e-3 0.001" dies "LRS='1e-3 2e-3 0.001': has one rate twice" sweep refused
 SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
 SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
+mkdir $scratch/taken && touch $scratch/taken/a_lr-preset_seed-1
+LRS='' SEEDS=1 MODELS=a fails 1 sweep taken
+equals "FAILED with exit code 1: $scratch/taken/a_lr-preset_seed-1/output.txt: cannot be written" "$(cat $scratch/stdout $scratch/stderr)"
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
 dies "error: OUT: $scratch/trainer/out: cannot be made" sweep trainer/out
 for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5" "--data $scratch/none_*.bin:5e-1"; do
