@@ -85,7 +85,7 @@ choose_trainer
 [ "$search" = grid ] && rates=$start || rates=${LRS//preset/}
 for rate in $rates; do checked+=("--lr=$rate"); done
 for seed in $SEEDS; do checked+=("--seed=$seed"); done
-check_options "$TRAINER" "${checked[@]}" "$@"
+check_options "$TRAINER" "${checked[@]}" --keep="${KEEP:-1}" "$@"
 same=$(LC_ALL=C printf '%.17g\n' $rates 2>/dev/null | sort | uniq -d)
 [ -z "$same" ] || die "LRS='$LRS': has one rate twice"
 check_models "${points[*]}" "$@"

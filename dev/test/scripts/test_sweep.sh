@@ -199,6 +199,7 @@ SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
 mkdir $scratch/taken && touch $scratch/taken/a_lr-preset_seed-1
 LRS='' SEEDS=1 MODELS=a fails 1 sweep taken
 equals "FAILED with exit code 1: $scratch/taken/a_lr-preset_seed-1/output.txt: cannot be written" "$(cat $scratch/stdout $scratch/stderr)"
+KEEP=x TRAINER=./train_fox dies "--keep x: not a whole number" env OUT=$scratch/refused scripts/sweep.sh
 TRAINER=./train_fox dies "--dtaa: no such option" env OUT=$scratch/refused scripts/sweep.sh --dtaa x
 dies "error: OUT: $scratch/trainer/out: cannot be made" sweep trainer/out
 for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5" "--data $scratch/none_*.bin:5e-1"; do
