@@ -57,7 +57,7 @@ static inline bool halo_taken(const Layer* layer) {
 
 // Tokens of the halo that this rank has before its own.
 static inline int64_t halo_before(const Layer* layer) {
-    return rank_heads(layer)->group.rank > 0 ? layer_halo(layer) : 0;
+    return sequence_span(&rank_heads(layer)->group, layer->T, layer_halo(layer)).halo;
 }
 
 // Where the span begins in a tensor of `width` elements a token, of which `own` is the rank's first; NULL if
@@ -68,11 +68,11 @@ template <class T> static inline T* halo_span(const Layer* layer, T* own, int64_
 
 // All heads of the layer, over the span
 static inline AttentionHeads halo_heads(const Layer* layer) {
-    const int64_t before = halo_before(layer), rank = rank_heads(layer)->group.rank;
+    const SequenceSpan span = sequence_span(&rank_heads(layer)->group, layer->T, layer_halo(layer));
     AttentionHeads heads = attention_heads(layer);
-    assert(layer->T % ATTENTION_BLOCK == 0 && before % ATTENTION_BLOCK == 0 && before <= layer->T);
-    heads.shape.T += before;
-    heads.part = {before / ATTENTION_BLOCK, (rank * layer->T - before) / ATTENTION_BLOCK};
+    assert(layer->T % ATTENTION_BLOCK == 0 && span.halo % ATTENTION_BLOCK == 0 && span.halo <= layer->T);
+    heads.shape.T += span.halo;
+    heads.part = {span.halo / ATTENTION_BLOCK, span.before / ATTENTION_BLOCK};
     return heads;
 }
 
@@ -115,6 +115,7 @@ __global__ static void __launch_bounds__(HALO_THREADS)
 static inline void halo_answer(const Layer* layer, const bf16* rows) {
     const SequenceGroup* g = &rank_heads(layer)->group;
     AttentionHeads heads = attention_heads(layer);
+    const SequenceGroup behind = {g->rank + 1, g->size};
     const int64_t halo = layer_halo(layer);
     const Pruning rule = {.q_weight = heads.paths[0].weight,
                           .k_weight = heads.paths[1].weight,
@@ -124,7 +125,7 @@ static inline void halo_answer(const Layer* layer, const bf16* rows) {
     if (!heads.shape.T) heads.shape.NH = 0;
     CUDA_LAUNCH(halo_answer_kernel, 1, HALO_THREADS, layer->stream, sequence_of(layer)->halos.suffices,
                 heads.gate < 0 ? NULL : rows + heads.gate, heads.gate_bias,
-                (double)((g->rank + 1) * layer->T - halo + 1), rule, heads.shape);
+                (double)(sequence_span(&behind, layer->T, halo).before + 1), rule, heads.shape);
 }
 
 // Queues copies of the answer to the inboxes of the others.
@@ -154,11 +155,9 @@ static inline void halo_fetch_answers(const Layer* layer) {
 // the GPU may have nothing else to do.
 static inline bool halos_suffice(const SequenceMixer* s) {
     const Exchange* e = s->exchange.all;
-    bool all = true;
     while (e && cudaEventQuery(s->halos.answered) == cudaErrorNotReady) nccl_check_network(e->comm, e->world);
     CUDA_CHECK(cudaEventSynchronize(s->halos.answered));
-    for (int r = 0; r < s->heads.group.size; r++) all = all && s->halos.answers[r];
-    return all;
+    return sequence_halos_suffice(s->halos.answers, s->heads.group.size);
 }
 
 // ----------------------------------------------------------------------------

@@ -116,6 +116,24 @@ static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
     return halo < align ? align : halo < most ? halo : most;
 }
 
+// Where a rank's span begins, which is its own tokens behind its halo: tokens of the halo, which rank 0 has not,
+// and of the sequence before it
+typedef struct {
+    int64_t halo, before;
+} SequenceSpan;
+
+static inline SequenceSpan sequence_span(const SequenceGroup* g, int64_t tokens, int64_t halo) {
+    const SequenceSpan span = {g->rank > 0 ? halo : 0, g->rank > 0 ? g->rank * tokens - halo : 0};
+    return span;
+}
+
+// Whether a layer has halos, by the answers of all ranks of the group.
+static inline bool sequence_halos_suffice(const int32_t* answers, int ranks) {
+    bool all = true;
+    for (int r = 0; r < ranks; r++) all = all && answers[r];
+    return all;
+}
+
 // Whether layers of the model may have halos: their gates forget, the length of q and k is bounded by weights,
 // and a key depends on its own token and the one before alone.
 static inline bool sequence_may_halo(const Config* c) {

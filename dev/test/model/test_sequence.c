@@ -175,6 +175,33 @@ static void test_halo(void) {
     }
 }
 
+// A span is the own tokens behind whole blocks of the rank before's; rank 0's has no halo.
+static void test_spans(void) {
+    static const int64_t tokens[] = {8192, 65536, 1 << 18};
+    for (int i = 0; i < 3; i++)
+        for (int ranks = 2; ranks <= SEQUENCE_MAX_RANKS; ranks++)
+            for (int r = 0; r < ranks; r++) {
+                const int64_t halo = sequence_halo(1, tokens[i]);
+                const SequenceGroup g = {r, ranks};
+                const SequenceSpan span = sequence_span(&g, tokens[i], halo);
+                CHECK(span.halo == (r ? halo : 0) && span.before + span.halo == r * tokens[i],
+                      "rank %d of %d: %d tokens, halo %d", r, ranks, (int)span.before, (int)span.halo);
+                CHECK(span.before >= 0 && span.before % SEQUENCE_HALO_ALIGN == 0, "rank %d: %d tokens", r,
+                      (int)span.before);
+            }
+}
+
+// A layer has halos on all ranks of a group, or on none.
+static void test_agreement(void) {
+    int32_t answers[SEQUENCE_MAX_RANKS + 1];
+    for (int ranks = 2; ranks <= SEQUENCE_MAX_RANKS; ranks++)
+        for (int refuses = 0; refuses <= ranks; refuses++) { // `ranks`: none of the group
+            for (int r = 0; r <= ranks; r++) answers[r] = r != refuses;
+            CHECK(sequence_halos_suffice(answers, ranks) == (refuses == ranks), "%d ranks, %d refuses", ranks,
+                  refuses);
+        }
+}
+
 static void test_columns(void) {
     static const ParamKind kinds[] = {P_Q_PROJ, P_K_PROJ, P_V_PROJ, P_FGATE_PROJ, P_K_SHIFT, P_V_SHIFT};
     static const struct {
@@ -286,6 +313,8 @@ static int test_sequence(void) {
     check_shares(96, 12, 12);
     test_chunks();
     test_halo();
+    test_spans();
+    test_agreement();
     test_assignment();
     test_columns();
     test_refused();
