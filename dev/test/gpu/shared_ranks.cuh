@@ -54,7 +54,8 @@ static Model rank_model(const Config* c, const double* params, int64_t B, int64_
     return model;
 }
 
-static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
+// Queues the copy of a pass's tokens.
+static void feed_tokens(Model* model, const int32_t* inputs, const int32_t* targets) {
     const SequenceGroup* g = &model->sequence.heads.group;
     const int64_t all = model->B * model->T * g->size;
     sequence_upload(model->acts.inputs, inputs, g, model->B, model->T, model->stream);
@@ -62,6 +63,11 @@ static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
     if (model->acts.all_inputs)
         CUDA_CHECK(cudaMemcpyAsync(model->acts.all_inputs, inputs, (size_t)all * sizeof(int32_t),
                                    cudaMemcpyHostToDevice, model->stream));
+}
+
+// Begins a step with its first pass's tokens.
+static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
+    feed_tokens(model, inputs, targets);
     CUDA_CHECK(cudaMemsetAsync(model->grads, 0, (size_t)model->table.count * sizeof(float), model->stream));
     model_begin_step(model);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
@@ -189,13 +195,16 @@ static void check_near(int which, double error, const char* model, int ranks, co
     snprintf(worst_where[which], sizeof worst_where[which], "%s of %s, %d ranks", tensor, model, ranks);
 }
 
-static void compare_results(const char* name, const Model* model, int ranks, const Result* got,
-                            const Result* alone) {
-    std::vector<double> a(got->losses.begin(), got->losses.end()),
-        b(alone->losses.begin(), alone->losses.end());
+static void compare_losses(const char* name, int ranks, const Floats& got, const Floats& alone) {
+    std::vector<double> a(got.begin(), got.end()), b(alone.begin(), alone.end());
     for (double& x : a) x = fabs(x); // their signs are marks
     for (double& x : b) x = fabs(x);
     check_near(0, difference(a.data(), b.data(), (int64_t)a.size(), 0), name, ranks, "the loss");
+}
+
+static void compare_results(const char* name, const Model* model, int ranks, const Result* got,
+                            const Result* alone) {
+    compare_losses(name, ranks, got->losses, alone->losses);
     const double least = 1e-2 * norm_of(alone->grads.data(), model->table.count);
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -223,10 +232,15 @@ struct Batch {
     }
 };
 
-static Result run_alone(const Batch* batch, int64_t B, int64_t T) {
+// The batch's model with other inputs
+static Result run_inputs_alone(const Batch* batch, const int32_t* inputs, int64_t B, int64_t T) {
     Model alone =
         rank_model(&batch->start.config, batch->start.params, B, T, sequence_group(0, 1), RECOMPUTE_NONE);
-    Result result = run_ranks(&alone, 1, batch->inputs, batch->targets);
+    Result result = run_ranks(&alone, 1, inputs, batch->targets);
     free_models(&alone, 1);
     return result;
+}
+
+static Result run_alone(const Batch* batch, int64_t B, int64_t T) {
+    return run_inputs_alone(batch, batch->inputs, B, T);
 }

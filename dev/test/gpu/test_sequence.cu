@@ -3,6 +3,9 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
 
     processes   two processes, connected as two GPUs are (peers.cuh), with time slices of one GPU: with heads
                 exchanged, with halos, and with both in one model
+    answers     four and two processes whose layers have a halo in one pass and none in the next, because one rank's
+                tokens do not forget: steps of several passes, validations between them, shorter sequences
+                (shared_processes.cuh)
     blocks      heads_split, heads_join and weights in the order of ranks against llmc/sequence/split.h on the host,
                 with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
@@ -13,7 +16,7 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
                 limits would be exceeded. Whether it suffices, against the sums of log gates on the host
     ./test_sequence [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 */
-#include "shared_halos.cuh"
+#include "shared_processes.cuh"
 
 // A row of the table of heads: any order of them.
 static std::vector<int> random_row(int heads, uint64_t seed) {
@@ -301,75 +304,6 @@ static void test_quick(void) {
     check_halos("fox-pro hidden_size=128 intermediate_size=72", 2 * HALO, 2);
 }
 
-// ----------------------------------------------------------------------------
-// ranks of two processes
-
-#define PROCESS_MODEL "fox-pro num_heads=4 hidden_size=256 intermediate_size=72"
-enum { PROCESS_PASSES = 3 };
-
-// Rank 0 compares the sums of both with what one rank computes. Each `halos`-th layer, from layer 0 on, is to
-// have a halo, as its gates forget at once; 0: none. In the other layers a head remembers.
-static void check_process(World* world, const char* name, int64_t B, int64_t T, int64_t halos,
-                          Recompute recompute) {
-    char label[300];
-    Batch batch(name, B, T);
-    snprintf(label, sizeof label, "%s, --recompute %s, two processes", name,
-             option_recompute_names[recompute]);
-    if (halos) set_gates(&batch, halos, -3);
-    const SequenceGroup group = sequence_group(world->rank, world->size);
-    Result alone = {}, first = {};
-    if (world->rank == 0) alone = run_alone(&batch, B, T);
-    Model model = model_new(&batch.start.config, false, true, 0, 1);
-    model.sequence = sequence_new(&model.config, &model.table, &group, &attention_functions);
-    Floats host(batch.start.params, batch.start.params + model.table.count), zeros(host.size());
-    sequence_open(&model.sequence, world, B, T / group.size, NULL);
-    model_allocate_weights(&model, true);
-    model_upload(&model, host.data(), zeros.data(), zeros.data());
-    model_allocate_activations(&model, B, T / group.size, recompute);
-    float* losses = (float*)device_host_alloc((size_t)(B * T) * sizeof(float));
-    for (int pass = 0; pass < PROCESS_PASSES; pass++) {
-        Result result = {};
-        feed(&model, batch.inputs, batch.targets);
-        const double begin = seconds_now();
-        queue_pass(&model, losses);
-        collect(&result, &model, losses);
-        if (world->rank == 0) printf("pass %d: %.0f ms\n", pass, 1e3 * (seconds_now() - begin));
-        const size_t bytes = result.grads.size() * sizeof(double);
-        double counts[2] = {(double)result.all, (double)result.kept};
-        ranks_sum(world, counts, 2);
-        if (world->rank > 0) {
-            CHECK(ranks_send(world, 0, result.grads.data(), bytes), "cannot send");
-            continue;
-        }
-        std::vector<double> others(result.grads.size());
-        CHECK(ranks_receive(world, 1, others.data(), bytes), "cannot receive");
-        for (size_t i = 0; i < others.size(); i++) result.grads[i] += others[i];
-        result.all = (unsigned long long)counts[0], result.kept = (unsigned long long)counts[1];
-        if (pass == 0) compare_results(label, &model, 2, &result, &alone), first = result;
-        CHECK(result.grads == first.grads && result.losses == first.losses, "%s, pass %d: other bits", label,
-              pass);
-    }
-    const bool* taken = model.sequence.halos.taken;
-    for (int64_t l = 0; l < model.config.num_hidden_layers; l++) {
-        const bool expected = halos && l % halos == 0;
-        CHECK((taken && taken[l]) == expected, "%s, rank %d, layer %lld: a halo is %s", label, world->rank,
-              (long long)l, expected ? "missing" : "there");
-    }
-    device_host_free(losses);
-    model_free(&model);
-}
-
-static void process_body(World* world) {
-    device_open(0);
-    const int64_t T = 4 * SEQUENCE_CHUNK_TOKENS; // two chunks on each
-    check_process(world, PROCESS_MODEL, 2, 512, 0, RECOMPUTE_BLOCK);
-    check_process(world, PROCESS_MODEL, 1, T, 0, RECOMPUTE_BLOCK);
-    check_process(world, PROCESS_MODEL, 1, T, 1, RECOMPUTE_BLOCK);
-    // layers with a halo and without one use the same tensors in turn
-    for (Recompute recompute : {RECOMPUTE_NONE, RECOMPUTE_BLOCK})
-        check_process(world, PROCESS_MODEL " num_hidden_layers=3", 1, T, 2, recompute);
-}
-
 int main(int argc, char** argv) {
     static const struct {
         const char* name;
@@ -381,9 +315,11 @@ int main(int argc, char** argv) {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     alarm(SECONDS_MOST); // a rank that waits for ever
     // before this process opens the GPU: a child could not use it
-    const bool processes = argc == 1 || strcmp(argv[1], "processes") == 0;
+    const bool processes = argc == 1 || strcmp(argv[1], "processes") == 0,
+               answers = argc == 1 || strcmp(argv[1], "answers") == 0;
     if (processes) ranks_run(2, process_body);
-    if (argc == 2 && processes) return test_report();
+    if (answers) ranks_run(4, answers_body), ranks_run(2, lengths_body);
+    if (argc == 2 && (processes || answers)) return test_report();
     Device device = device_open(0);
     printf("on %s\n", device.name);
     for (int i = 0; i < num_parts; i++) {
