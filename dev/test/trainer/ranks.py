@@ -8,6 +8,8 @@ standard library.
                                              line counts
     ranks.py evaluations LOG LOG TOLERANCE   checks that they have the same evaluations, but for their duration, whose numbers
                                              agree
+    ranks.py positions EVAL EVAL RANKS       checks that two --eval files agree, also where the tokens of RANKS ranks begin
+    ranks.py validated LOG EVAL TOLERANCE    checks that a log's last validation has the mean loss of an --eval file
     ranks.py record FOLDER                   prints step, tokens and position in the data of a checkpoint
     ranks.py token SHARD NEW INDEX ID        copies a shard and changes one token
     ranks.py strike SIGNAL WHOM EVENT SPIN LIMIT COMMAND...
@@ -78,6 +80,26 @@ def evaluations(log_a, log_b, tolerance):
         assert a.keys() == b.keys() and ".val_loss" in a, a.keys() ^ b.keys()
         for name in a:
             assert abs(a[name] - b[name]) <= tolerance * abs(b[name]), f"{name}: {a[name]}, {b[name]}"
+
+
+def positions(eval_a, eval_b, ranks):
+    with open(eval_a) as a, open(eval_b) as b:
+        a, b = json.load(a), json.load(b)
+    T = len(a["loss"])
+    assert T == len(b["loss"]) and (a["sequences"], a["targets"]) == (b["sequences"], b["targets"])
+    assert abs(a["loss_mean"] - b["loss_mean"]) <= 2e-3, f"{a['loss_mean']}, {b['loss_mean']}"
+    assert all(abs(x - y) <= 1e-2 for x, y in zip(a["pruned"] or [], b["pruned"] or [])), f"{a['pruned']}, {b['pruned']}"
+    for begin in range(0, T, T // ranks):
+        for i in range(begin, begin + 8):
+            assert abs(a["loss"][i] - b["loss"][i]) <= 0.1, f"position {i}: {a['loss'][i]}, {b['loss'][i]}"
+
+
+def validated(log, evaluation, tolerance):
+    with open(log) as f:
+        of_run = [line["val_loss"] for line in map(json.loads, f) if line["event"] == "validation"]
+    with open(evaluation) as f:
+        mean = json.load(f)["loss_mean"]
+    assert abs(of_run[-1] - mean) <= tolerance * mean, f"{of_run[-1]}, {mean}"
 
 
 def record(folder):
@@ -199,6 +221,10 @@ if __name__ == "__main__":
         losses(args[0], args[1], float(args[2]))
     elif command == "evaluations":
         evaluations(args[0], args[1], float(args[2]))
+    elif command == "positions":
+        positions(args[0], args[1], int(args[2]))
+    elif command == "validated":
+        validated(args[0], args[1], float(args[2]))
     elif command == "record":
         record(args[0])
     elif command == "token":

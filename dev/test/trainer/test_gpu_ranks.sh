@@ -60,10 +60,12 @@ near() {
         "$scratch/$2/log.jsonl" "$scratch/$3/log.jsonl" "$1"
 }
 
-# same_weights OUT OUT: the checkpoints of step 20 have the same bytes
+# same_weights OUT OUT [STEP]: the checkpoints of step 20, or STEP, have the same bytes
 same_weights() {
-    same "$scratch/$1/step_00000020/model.safetensors" "$scratch/$2/step_00000020/model.safetensors"
-    same "$scratch/$1/step_00000020/optimizer.safetensors" "$scratch/$2/step_00000020/optimizer.safetensors"
+    local step
+    step=step_$(printf %08d "${3:-20}")
+    same "$scratch/$1/$step/model.safetensors" "$scratch/$2/$step/model.safetensors"
+    same "$scratch/$1/$step/optimizer.safetensors" "$scratch/$2/$step/optimizer.safetensors"
 }
 
 same_losses() {
@@ -217,6 +219,76 @@ cli_files.shard(sys.argv[1], cli_files.tokens(4 * 65536 + 1, 257), vocab=257)' "
     fi
 }
 
+# Layers with halos (llmc/sequence/halo.cuh). Most tokens are those two before, which 20 steps learn: so a lost halo is
+# seen where a rank's tokens begin. A gate is its bias, which begins at 0 and moves by less than 0.1 in 20 steps: so 128
+# tokens of every layer, of a log gate of some -0.7, forget what is before them. Fewer than 8192 tokens a rank have no halo.
+halos="--set fgate_type=bias_only --seq-len 16Ki --batch-tokens 32Ki --max-tokens 640Ki --data $scratch/copied.bin"
+copied() {
+    check "data that repeats" "$python" -c 'import sys
+sys.path.insert(0, "dev/test")
+import cli_files
+noise = cli_files.tokens(2 * (16 * 16384 + 1), 257)
+ids = noise[::2]
+for i, drawn in enumerate(noise[1::2]):
+    if i > 1 and drawn < 200:
+        ids[i] = ids[i - 2]
+cli_files.shard(sys.argv[1], ids, vocab=257)' "$scratch/copied.bin"
+}
+# halos_evaluated OUT RANKS: --eval of the checkpoint of step 20, to OUT.evalRANKS.json
+halos_evaluated() {
+    check "--eval of $1 on $2" on "$2" $trainer --init "$scratch/$1/step_00000020" --deterministic \
+        --eval "$scratch/$1.eval$2.json" --val-data "$scratch/copied.bin" --seq-len 16Ki --val-tokens 256Ki \
+        --micro-batch 1 --timeout 20 --sequence-ranks "$2"
+}
+# halos_trained NAME OPTION...: validations and samples of a run, and a stop, change no bit. A validation has the loss of
+# --eval, which has that of one GPU at every position
+halos_trained() {
+    local name=$1
+    shift
+    # shellcheck disable=SC2086
+    check "$name" train 2 "$name" $halos --sequence-ranks 2 --val-data "$scratch/copied.bin" --val-tokens 256Ki \
+        --val-every 6 --sample-every 9 --generate 8 "$@"
+    said "2 ranks in groups of 2, which share sequences: 8192 tokens and 1 head a rank; groups with 2 micro-batches"
+    said "sample: "
+    # shellcheck disable=SC2086
+    check "stop" train 2 "$name.stopped" $halos --sequence-ranks 2 --max-steps 7 "$@"
+    check "go on" resume 2 "$name.stopped"
+    same_weights "$name" "$name.stopped"
+    halos_evaluated "$name" 1
+    halos_evaluated "$name" 2
+    check "its positions" "$python" dev/test/trainer/ranks.py positions \
+        "$scratch/$name.eval1.json" "$scratch/$name.eval2.json" 2
+    check "its validation" "$python" dev/test/trainer/ranks.py validated \
+        "$scratch/$name/log.jsonl" "$scratch/$name.eval2.json" 5e-5
+}
+shared_halos() {
+    copied
+    # shellcheck disable=SC2086
+    check "halos: one GPU" train 1 halos.1 $halos
+    halos_trained halos.2
+    near 2e-2 halos.2 halos.1
+    # training in FP8 exchanges heads, its validations have halos
+    local wide="--fp8 --set intermediate_size=80" steps last
+    if $trainer $tiny $wide --dry-run >/dev/null 2>&1; then
+        # shellcheck disable=SC2086
+        halos_trained halos.fp8 $wide
+    else
+        skip "halos with --fp8, which these GPUs do not have"
+    fi
+    # a run that is killed, while its hosts wait for answers, goes on with the bits of one that is not
+    # shellcheck disable=SC2086
+    start halos.killed $halos --lr 5e-3 --max-tokens 1Gi --save-every 2 --sequence-ranks 2
+    kill -9 "$(rank_of halos.killed 1)"
+    ended halos.killed $killed_code
+    equals 1 "$(grep -c '^error: rank 1 ' "$scratch/halos.killed.err")"
+    steps=("$scratch"/halos.killed/step_*)
+    last=$((10#${steps[-1]##*_} + 3))
+    check "go on" resume 2 halos.killed --max-steps $last
+    # shellcheck disable=SC2086
+    check "the same without an end" train 2 halos.whole $halos --max-tokens 1Gi --sequence-ranks 2 --max-steps $last
+    same_weights halos.killed halos.whole $last
+}
+
 # Four GPUs: two groups, each of which shares its sequences, and one group of four
 shared_groups() {
     if [ ! "${ONE_GPU:-}" ] && [ "$gpus" -lt 4 ]; then
@@ -240,6 +312,27 @@ shared_groups() {
     check "with two" resume 2 groups --sequence-ranks 2 --max-steps 15
     check "data parallel" resume 4 groups --sequence-ranks 1
     near 2e-3 groups groups.1
+    local ranks
+    [ -f "$scratch/copied.bin" ] || copied
+    local halos="$halos --seq-len 32Ki --batch-tokens 64Ki"
+    # shellcheck disable=SC2086
+    check "halos: one GPU" train 1 groups.halos1 $halos
+    for ranks in 2 4; do
+        # shellcheck disable=SC2086
+        check "halos in groups of $ranks" train 4 groups.halos$ranks $halos --sequence-ranks $ranks
+        said "$((32768 / ranks)) tokens and"
+        near 2e-2 groups.halos$ranks groups.halos1
+    done
+    # shellcheck disable=SC2086
+    check "again, --recompute block" train 4 groups.halos4block $halos --sequence-ranks 4 --recompute block
+    same_weights groups.halos4 groups.halos4block 10
+    for ranks in 1 4; do
+        check "--eval of halos on $ranks" on $ranks $trainer --init "$scratch/groups.halos4/step_00000010" \
+            --deterministic --eval "$scratch/groups.halos$ranks.json" --val-data "$scratch/copied.bin" --seq-len 32Ki \
+            --val-tokens 256Ki --micro-batch 1 --timeout 20 --sequence-ranks $ranks
+    done
+    check "its positions" "$python" dev/test/trainer/ranks.py positions \
+        "$scratch/groups.halos1.json" "$scratch/groups.halos4.json" 4
 }
 
 # --eval with the sequences of shared() on two GPUs, and on one
@@ -329,7 +422,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases tied in_fp8 resumed failures shared shared_chunks shared_groups shared_evaluated
-    shared_resumed shared_failures"
+parts="same_losses evaluated biases tied in_fp8 resumed failures shared shared_chunks shared_halos shared_groups
+    shared_evaluated shared_resumed shared_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report
