@@ -25,7 +25,7 @@ independent of the C code; needs only Python's standard library.
                                           prints its exit code and what it is stopping after
 """
 
-import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys, threading
+import array, copy, fcntl, json, math, os, shutil, signal, socket, struct, subprocess, sys, threading
 
 # ----------------------------------------------------------------------------
 # safetensors
@@ -432,11 +432,16 @@ def check_spikes(path, deviations, least):
 
 
 def strike(name, step, spin, command, reader_goes=False):
-    """Sends a signal to a running program. The pipe from its stdout is small: it fills up and blocks the program, so that
-    the program cannot end before the signal. With reader_goes the reading end is closed before the signal, as when Ctrl-C
-    also ends `tee`."""
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
+    """Sends a signal to a running program. Its stdout takes few lines that are not read, and then blocks the program, so
+    that it cannot end before the signal: a socket some 6, a pipe, which holds a page at least, some 50. With reader_goes
+    it is a pipe, whose reading end is closed before the signal, as when Ctrl-C also ends `tee`."""
+    if reader_goes:
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
+    else:
+        ends = socket.socketpair()
+        ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # which becomes the least that there is
+        reading, writing = (end.detach() for end in ends)
     program = subprocess.Popen(command, stdout=writing)
     os.close(writing)
     stdout = os.fdopen(reading, "rb", buffering=0)
@@ -446,9 +451,13 @@ def strike(name, step, spin, command, reader_goes=False):
             break
     for _ in range(spin):
         pass
-    if reader_goes:
+    if reader_goes:  # the pipe's end alone would let the program go on, to its own end
+        program.send_signal(signal.SIGSTOP)
+        os.waitpid(program.pid, os.WUNTRACED)
         stdout.close()
     program.send_signal(getattr(signal, "SIG" + name))
+    if reader_goes:
+        program.send_signal(signal.SIGCONT)
     rest = b"" if reader_goes else stdout.read()
     print(program.wait())
     assert b"nan" not in rest
