@@ -60,6 +60,7 @@ class Run(ranks.Run):
         with open(self.stderr, "wb") as stderr:
             self.program = subprocess.Popen(command, cwd=folder, bufsize=0, env={**os.environ, ranks.MARK: self.mark},
                                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)  # fmt: skip
+        self.stdout = self.program.stdout
 
     def ends_within(self, seconds):
         try:
@@ -91,7 +92,7 @@ class Run(ranks.Run):
         finally:
             for process in ranks.processes(self.mark):
                 os.kill(process, signal.SIGKILL)
-            self.program.stdout.close()
+            self.stdout.close()
 
     def mpirun_is_stuck(self):
         """OpenMPI 4.1: an mpirun that is interrupted while its ranks connect to it, or leave, may never end."""

@@ -17,10 +17,12 @@ standard library.
                                              FOLDER:STEP, when a checkpoint of the step begins in the folder. SPIN loop
                                              iterations later sends the signal to the rank of the number WHOM, or to
                                              mpirun, and prints mpirun's exit code. Fails if a process of the run, on
-                                             whatever host of this machine, lives LIMIT seconds after the signal
+                                             whatever host of this machine, lives LIMIT seconds after the signal. Ranks
+                                             print to $RANKS_PY_STDOUT, a pipe for some 50 lines: mpirun, which would
+                                             read all lines, is not in between, and no run ends before the signal
 """
 
-import array, fnmatch, json, math, os, select, signal, struct, subprocess, sys, time
+import array, fcntl, fnmatch, json, math, os, select, signal, struct, subprocess, sys, time
 
 # ----------------------------------------------------------------------------
 # checkpoints and logs
@@ -141,8 +143,11 @@ def processes(mark):
 class Run:
     def __init__(self, command):
         self.mark = f"{os.getpid()}.{time.monotonic_ns()}"
-        environment = {**os.environ, MARK: self.mark}
-        self.program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, env=environment)
+        reading, self.writing = os.pipe()
+        fcntl.fcntl(reading, 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
+        self.stdout = os.fdopen(reading, "rb", buffering=0)
+        environment = {**os.environ, MARK: self.mark, MARK + "_STDOUT": f"/proc/{os.getpid()}/fd/{self.writing}"}
+        self.program = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
 
     def await_event(self, event, deadline):
         """Reads what the run prints until it is over, or until the event has happened."""
@@ -152,8 +157,11 @@ class Run:
         while time.monotonic() < deadline:
             if folder and any(fnmatch.fnmatch(name, begun) for name in self.list(folder)):
                 return
-            if select.select([self.program.stdout], [], [], 0 if folder else 1)[0]:
-                data = self.program.stdout.read(65536)
+            if self.writing and (text or self.program.poll() is not None):  # the ranks have it open
+                os.close(self.writing)
+                self.writing = None
+            if select.select([self.stdout], [], [], 0 if folder else 1)[0]:
+                data = self.stdout.read(65536)
                 assert data, f"the run ended before the signal: exit code {self.program.wait()}, {text[-500:]}"
                 text = (text + data)[-65536:]
                 steps = [line.split()[1] for line in text.split(b"\n")[:-1] if line.startswith(b"step ")]
@@ -166,7 +174,7 @@ class Run:
         return os.listdir(folder) if os.path.isdir(folder) else []
 
     def await_end(self, deadline):
-        """Waits until no process of the run is left. Reads the pipe: a full one would hold mpirun."""
+        """Waits until no process of the run is left. Reads the pipe: a full one would hold a rank."""
         while True:
             left = {}
             for process in processes(self.mark):
@@ -179,15 +187,15 @@ class Run:
             poll = select.poll()
             for descriptor in left:
                 poll.register(descriptor, select.POLLIN)
-            if not self.program.stdout.closed:
-                poll.register(self.program.stdout, select.POLLIN)
+            if not self.stdout.closed:
+                poll.register(self.stdout, select.POLLIN)
             ready = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
             for descriptor in left:
                 os.close(descriptor)
             assert ready, f"processes {sorted(left.values())} are still there"
-            if not self.program.stdout.closed and self.program.stdout.fileno() in (fd for fd, _ in ready):
-                if not self.program.stdout.read(65536):
-                    self.program.stdout.close()
+            if not self.stdout.closed and self.stdout.fileno() in (fd for fd, _ in ready):
+                if not self.stdout.read(65536):
+                    self.stdout.close()
 
     def rank(self, number):
         found = [process for process, rank in processes(self.mark).items() if rank == number]
@@ -196,7 +204,7 @@ class Run:
 
     def disturb(self, event, spin, limit, action):
         try:
-            self.await_event(event, time.monotonic() + 60)
+            self.await_event(event, time.monotonic() + 300)
             for _ in range(spin):
                 pass
             action(self)
