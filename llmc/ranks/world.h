@@ -46,9 +46,9 @@ static inline bool world_may_print(bool fatal) {
     World* w = &world_instance;
     if (!fatal) return w->rank == 0;
     if (w->watching) return watch_claim(&w->watch);
-    // Before the connections exist an error is most often one of all ranks, and rank 0's message ends them. A
-    // rank that is alone with its error is still here after a while.
-    if (!w->may_report) (void)poll(NULL, 0, 2000);
+    // Before the connections exist an error is most often one of all ranks, and rank 0's message ends them,
+    // also where rank 0 begins seconds later. A rank that is alone with its error is still here after that.
+    if (!w->may_report) (void)poll(NULL, 0, 10000);
     return true;
 }
 
