@@ -77,8 +77,8 @@ static inline void watch_send(Watch* w, int r, WatchKind kind) {
 }
 
 // After a rank has been silent for too long: mpirun waits for its host, for minutes or for ever. Leaves a
-// process that kills mpirun where it is still there 5 s later. clone, since the handlers of fork may wait for
-// a thread that hangs.
+// process that kills mpirun where it is still there 10 s later. clone, since the handlers of fork may wait
+// for a thread that hangs.
 static inline void watch_end_launcher(const Watch* w) {
     enum { PIDFD_SEND_SIGNAL = 424, PIDFD_OPEN = 434 }; // system calls that older headers do not name
     const int launcher = w->launcher > 1 ? (int)syscall(PIDFD_OPEN, w->launcher, 0) : -1;
@@ -86,7 +86,7 @@ static inline void watch_end_launcher(const Watch* w) {
     (void)setsid(); // mpirun kills the groups of its ranks, and waits for the ends of their pipes
     for (int fd = 0; fd < 4096; fd++)
         if (fd != launcher) (void)close(fd);
-    if (!link_wait(launcher, POLLIN, seconds_now() + 5))
+    if (!link_wait(launcher, POLLIN, seconds_now() + 10))
         (void)syscall(PIDFD_SEND_SIGNAL, launcher, SIGKILL, 0L, 0);
     _exit(EXIT_SUCCESS);
 }
@@ -129,7 +129,7 @@ static inline void watch_report(Watch* w, int r, const char* what) {
     watch_end(w);
 }
 
-// On rank 0: chooses the speaker among the ranks that want to print. Gives it 5 s.
+// On rank 0: chooses the speaker among the ranks that want to print. Gives it 15 s.
 static inline void watch_answer_claims(Watch* w) {
     for (int r = 1; r < w->link->size; r++) {
         if (!w->ranks[r].claims) continue;
@@ -138,15 +138,15 @@ static inline void watch_answer_claims(Watch* w) {
         watch_send(w, r, w->speaker < 0 ? WATCH_GRANT : WATCH_DENY);
         if (w->speaker < 0) w->speaker = r;
     }
-    if (w->speaker > 0 && seconds_now() > w->chosen + 5)
-        watch_report(w, w->speaker, "failed, and could not print why within 5 s");
+    if (w->speaker > 0 && seconds_now() > w->chosen + 15)
+        watch_report(w, w->speaker, "failed, and could not print why within 15 s");
 }
 
-// In die(): may this rank print its message? Asks rank 0, and prints if rank 0 does not answer within 5 s.
+// In die(): may this rank print its message? Asks rank 0, and prints if rank 0 does not answer within 15 s.
 static inline bool watch_claim(Watch* w) {
     struct timespec limit;
     clock_gettime(CLOCK_MONOTONIC, &limit); // the clock of w->answered
-    limit.tv_sec += 5;
+    limit.tv_sec += 15;
     pthread_mutex_lock(&w->lock);
     bool mine = !w->dying;
     w->dying = true;

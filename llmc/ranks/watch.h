@@ -96,7 +96,7 @@ static inline void watch_judge(Watch* w, double now) {
     for (int r = 0; r < w->link->size && !w->closing && !w->ending; r++) {
         double silent = w->fds[r].fd >= 0 ? now - w->ranks[r].heard : 0;
         if (silent > w->timeout) w->silent = true;
-        if (silent > w->timeout + 3 && (rank > 1 || w->speaker == rank)) watch_leave(w); // it is printed
+        if (silent > w->timeout + 10 && (rank > 1 || w->speaker == rank)) watch_leave(w); // it is printed
         if (silent <= w->timeout || rank > 1) continue;
         snprintf(what, sizeof what, "has been stopped or is unreachable for %.0f s", silent);
         watch_report(w, r, what);
