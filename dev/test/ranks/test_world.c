@@ -29,6 +29,7 @@ typedef struct {
     const char* advice;
     Scenario* scenario;
     int port;                  // of torchrun's agent
+    int holds;                 // a socket that holds the next port for rank 0
     pid_t pids[MAX_RANKS];     // 0: not started, or ended
     int statuses[MAX_RANKS];   // of those that have ended
     int messages, marks;       // pipes to read: stderr of all ranks; a byte from each rank that has connected
@@ -40,14 +41,19 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // groups of ranks
 
-// A port whose successor is free.
-static int free_port(void) {
+// Binds a socket that does not listen: rank 0 may still listen on its port, which no connection of another
+// program gets. Returns the port before it.
+static int hold_port(int* fd) {
     struct sockaddr_in address;
     socklen_t bytes = sizeof address;
-    int fd = link_bind(AF_INET, 0);
-    if (fd < 0 || getsockname(fd, (struct sockaddr*)&address, &bytes) != 0)
+    int on = 1;
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(*fd, (struct sockaddr*)&address, bytes) != 0 ||
+        getsockname(*fd, (struct sockaddr*)&address, &bytes) != 0)
         die("no port: %s", strerror(errno));
-    close(fd);
     return ntohs(address.sin_port) - 1;
 }
 
@@ -57,7 +63,7 @@ static Group group_new(int size, double timeout, Scenario* scenario, int victim)
     memset(&g, 0, sizeof g);
     if (pipe2(messages, O_CLOEXEC) != 0 || pipe2(marks, O_CLOEXEC) != 0) die("pipe: %s", strerror(errno));
     g.size = size, g.timeout = timeout, g.scenario = scenario, g.victim = victim;
-    g.port = free_port();
+    g.port = hold_port(&g.holds);
     g.messages = messages[0], g.message_end = messages[1];
     g.marks = marks[0], g.mark_end = marks[1];
     return g;
@@ -85,9 +91,9 @@ static void group_start_all(Group* g) {
     for (int r = 0; r < g->size; r++) group_start(g, r, r);
 }
 
-// Waits until n ranks have connected. False: not within 20 s.
+// Waits until n ranks have connected. False: not within 60 s.
 static bool group_connected(Group* g, int n) {
-    double deadline = seconds_now() + 20;
+    double deadline = seconds_now() + 60;
     char mark;
     while (n > 0 && link_wait(g->marks, POLLIN, deadline))
         if (read(g->marks, &mark, 1) == 1) n--;
@@ -120,7 +126,7 @@ static bool group_wait(Group* g, double seconds, int except) {
 static void group_free(Group* g) {
     for (int i = 0; i < MAX_RANKS; i++)
         if (g->pids[i] > 0 && kill(g->pids[i], SIGKILL) == 0) waitpid(g->pids[i], NULL, 0);
-    close(g->messages), close(g->message_end), close(g->marks), close(g->mark_end);
+    close(g->messages), close(g->message_end), close(g->marks), close(g->mark_end), close(g->holds);
 }
 
 static int group_lines(const Group* g) {
@@ -253,7 +259,7 @@ static void test_close(void) {
     for (int victim = 0; victim < 4; victim++) {
         Group g = group_new(4, 20, close_and_die, victim);
         group_start_all(&g);
-        CHECK(group_wait(&g, 20, -1) && group_successes(&g) == 3 && g.length == 0,
+        CHECK(group_wait(&g, 60, -1) && group_successes(&g) == 3 && g.length == 0,
               "%d succeeded, printed: %s", group_successes(&g), g.text);
         group_free(&g);
     }
@@ -288,7 +294,7 @@ static void test_killed(void) {
         snprintf(name, sizeof name, "rank %d (%s, process %d)", victim, host, (int)g.pids[victim]);
         kill(g.pids[victim], SIGKILL);
         double begin = seconds_now();
-        CHECK(group_wait(&g, 10, -1), "%d ranks: not all have ended %.0f s after rank %d was killed", size,
+        CHECK(group_wait(&g, 60, -1), "%d ranks: not all have ended %.0f s after rank %d was killed", size,
               seconds_now() - begin, victim);
         check_failure(&g, name,
                       trial % 2 ? "ended without a message: killed or crashed; continue with --resume\n"
@@ -298,20 +304,25 @@ static void test_killed(void) {
     }
 }
 
+// Three groups at a time, because they mostly wait.
 static void test_stopped(void) {
+    Group groups[3];
     for (int victim = 0; victim < 3; victim++) {
-        Group g = group_new(3, 2, work, victim);
+        groups[victim] = group_new(3, 8, work, victim);
+        group_start_all(&groups[victim]);
+        CHECK(group_connected(&groups[victim], 3), "3 ranks do not connect");
+        kill(groups[victim].pids[victim], SIGSTOP);
+    }
+    for (int victim = 0; victim < 3; victim++) {
+        Group* g = &groups[victim];
         char name[32];
         snprintf(name, sizeof name, "rank %d (", victim);
-        group_start_all(&g);
-        CHECK(group_connected(&g, 3), "3 ranks do not connect");
-        kill(g.pids[victim], SIGSTOP);
-        CHECK(group_wait(&g, 12, victim), "not all have ended after rank %d was stopped", victim);
-        check_failure(&g, name, "has been stopped or is unreachable for", __LINE__);
-        kill(g.pids[victim], SIGCONT); // leaves without a second message
-        CHECK(group_wait(&g, 15, -1), "rank %d goes on after it was stopped", victim);
-        check_failure(&g, name, "has been stopped or is unreachable for", __LINE__);
-        group_free(&g);
+        CHECK(group_wait(g, 60, victim), "not all have ended after rank %d was stopped", victim);
+        check_failure(g, name, "has been stopped or is unreachable for", __LINE__);
+        kill(g->pids[victim], SIGCONT); // leaves without a second message
+        CHECK(group_wait(g, 60, -1), "rank %d goes on after it was stopped", victim);
+        check_failure(g, name, "has been stopped or is unreachable for", __LINE__);
+        group_free(g);
     }
 }
 
@@ -340,28 +351,34 @@ static void hang_busy(World* w, int victim) {
 // Rank 0 works alone, for longer than the timeout but not than its allowance, while the others wait.
 static void save(World* w, int victim) {
     (void)victim;
-    watch_allow(w, 10);
-    if (w->rank == 0) (void)poll(NULL, 0, 3000);
+    watch_allow(w, 100);
+    if (w->rank == 0) (void)poll(NULL, 0, 8000);
     world_barrier(w);
     world_close(w);
 }
 
 static void test_stuck(void) {
+    static const char text[] = "is stuck: no progress for ";
+    Group groups[3], saves = group_new(3, 6, save, 0);
+    group_start_all(&saves);
     for (int victim = 0; victim < 3; victim++) {
-        Group g = group_new(3, 1.5, victim == 1 ? hang_busy : hang, victim);
+        groups[victim] = group_new(3, 6, victim == 1 ? hang_busy : hang, victim);
+        group_start_all(&groups[victim]);
+    }
+    for (int victim = 0; victim < 3; victim++) {
+        Group* g = &groups[victim];
         char name[32];
         snprintf(name, sizeof name, "rank %d (", victim);
-        group_start_all(&g);
-        CHECK(group_wait(&g, 20, -1), "not all have ended while rank %d is stuck", victim);
-        check_failure(&g, name, "is stuck: no progress for 2 s", __LINE__);
-        CHECK(!strstr(g.text, "other"), "names others: %s", g.text);
-        group_free(&g);
+        CHECK(group_wait(g, 60, -1), "not all have ended while rank %d is stuck", victim);
+        check_failure(g, name, text, __LINE__);
+        const char* seconds = strstr(g->text, text);
+        CHECK(seconds && atoi(seconds + strlen(text)) >= 6, "is named early: %s", g->text);
+        CHECK(!strstr(g->text, "other"), "names others: %s", g->text);
+        group_free(g);
     }
-    Group g = group_new(3, 1, save, 0);
-    group_start_all(&g);
-    CHECK(group_wait(&g, 20, -1) && group_successes(&g) == 3 && g.length == 0, "%d succeeded, printed: %s",
-          group_successes(&g), g.text);
-    group_free(&g);
+    CHECK(group_wait(&saves, 60, -1) && group_successes(&saves) == 3 && saves.length == 0,
+          "%d succeeded, printed: %s", group_successes(&saves), saves.text);
+    group_free(&saves);
 }
 
 static void fail_alone(World* w, int victim) {
@@ -402,14 +419,14 @@ static void test_died(void) {
         char name[128];
         Group g = group_new(size, 30, scenarios[i / 4], victim);
         group_start_all(&g);
-        CHECK(group_wait(&g, 10, -1), "%d ranks: not all have ended after die()", size);
+        CHECK(group_wait(&g, 60, -1), "%d ranks: not all have ended after die()", size);
         snprintf(name, sizeof name, "error: rank %d (%s): data.bin", victim, host);
         check_failure(&g, i / 4 == 1 ? "error: rank " : name, "data.bin: cannot ", __LINE__);
         group_free(&g);
     }
     Group g = group_new(3, 30, diverge, 2);
     group_start_all(&g);
-    CHECK(group_wait(&g, 10, -1), "ranks that diverge go on");
+    CHECK(group_wait(&g, 60, -1), "ranks that diverge go on");
     check_failure(&g, "error: rank ", "is in another collective: ", __LINE__);
     group_free(&g);
 }
@@ -456,7 +473,7 @@ static void test_written(void) {
         whole_file = ends[1];
         group_start_all(&g);
         close(ends[1]);
-        CHECK(group_wait(&g, 20, -1), "not all have ended after die()");
+        CHECK(group_wait(&g, 60, -1), "not all have ended after die()");
         check_failure(&g, "error: rank ", victim == 1 ? "ended without a message" : "data.bin: cannot read",
                       __LINE__);
         CHECK((read(ends[0], &byte, 1) == 1) == (victim != 1), "victim %d: whole: %d", victim, byte == 'w');
@@ -481,7 +498,7 @@ static void test_launcher_killed(void) {
     close(g.mark_end);
     g.mark_end = -1;
     char mark;
-    CHECK(link_wait(g.marks, POLLIN, seconds_now() + 10) && read(g.marks, &mark, 1) == 0,
+    CHECK(link_wait(g.marks, POLLIN, seconds_now() + 60) && read(g.marks, &mark, 1) == 0,
           "ranks have survived");
     group_free(&g);
 }
@@ -489,14 +506,14 @@ static void test_launcher_killed(void) {
 // ----------------------------------------------------------------------------
 // connecting
 
-// Connects to the port of the group's rank 0, which may not listen yet. -1: not within 10 s.
+// Connects to the port of the group's rank 0, which may not listen yet. -1: not within 60 s.
 static int stranger(const Group* g) {
     struct sockaddr_in to;
     memset(&to, 0, sizeof to);
     to.sin_family = AF_INET;
     to.sin_port = htons((uint16_t)(g->port + 1));
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    for (double deadline = seconds_now() + 10; seconds_now() < deadline; (void)poll(NULL, 0, 10)) {
+    for (double deadline = seconds_now() + 60; seconds_now() < deadline; (void)poll(NULL, 0, 10)) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd >= 0 && connect(fd, (struct sockaddr*)&to, sizeof to) == 0) return fd;
         if (fd >= 0) close(fd);
@@ -520,7 +537,7 @@ static void test_strangers(void) {
           "rank 0 takes no bytes");
     close(brief);
     group_start(&g, 1, 1);
-    CHECK(group_wait(&g, 30, -1) && group_successes(&g) == 2 && g.length == 0, "%d succeeded, printed: %s",
+    CHECK(group_wait(&g, 60, -1) && group_successes(&g) == 2 && g.length == 0, "%d succeeded, printed: %s",
           group_successes(&g), g.text);
     char byte;
     CHECK(!link_read(token, &byte, 1), "rank 0 answers to a stranger");
@@ -530,33 +547,34 @@ static void test_strangers(void) {
 }
 
 static void test_missing(void) {
-    Group g = group_new(3, 2, compute, 0);
-    group_start(&g, 0, 0), group_start(&g, 1, 1);
-    CHECK(group_wait(&g, 12, -1), "ranks wait for a missing one");
-    g.statuses[2] = 1 << 8;
-    check_failure(&g, "rank 2 of 3 did not connect to port ", "within 2 s", __LINE__);
-    group_free(&g);
+    Group none = group_new(3, 8, compute, 0), first = group_new(2, 8, compute, 0),
+          strange = group_new(2, 8, compute, -1), twice = group_new(3, 8, compute, 0);
+    group_start(&none, 0, 0), group_start(&none, 1, 1);                              // no rank 2
+    group_start(&first, 1, 1);                                                       // no rank 0
+    group_start_all(&strange);                                                       // rank 1 of another run
+    group_start(&twice, 0, 0), group_start(&twice, 1, 1), group_start(&twice, 2, 1); // two are rank 1
 
-    g = group_new(2, 1, compute, 0); // rank 0 is missing
-    group_start(&g, 1, 1);
-    CHECK(group_wait(&g, 12, -1), "ranks wait for a missing one");
-    g.statuses[0] = 1 << 8;
-    check_failure(&g, "cannot reach rank 0 at 127.0.0.1, port ", "within 1 s: Connection refused", __LINE__);
-    group_free(&g);
+    CHECK(group_wait(&none, 60, -1), "ranks wait for a missing one");
+    none.statuses[2] = 1 << 8;
+    check_failure(&none, "rank 2 of 3 did not connect to port ", "within 8 s", __LINE__);
+    group_free(&none);
 
-    g = group_new(2, 2, compute, -1); // rank 1 belongs to another run
-    group_start_all(&g);
-    CHECK(group_wait(&g, 12, -1) && group_successes(&g) == 0, "two runs have mixed");
-    CHECK(group_lines(&g) == 2 && strstr(g.text, "rank 1 of 2 did not connect") &&
-              (strstr(g.text, "not rank 0 of this run") || strstr(g.text, "Connection refused")),
-          "two runs: %s", g.text);
-    group_free(&g);
+    CHECK(group_wait(&first, 60, -1), "ranks wait for a missing one");
+    first.statuses[0] = 1 << 8;
+    check_failure(&first, "cannot reach rank 0 at 127.0.0.1, port ", "within 8 s: Connection refused",
+                  __LINE__);
+    group_free(&first);
 
-    g = group_new(3, 2, compute, 0); // two are rank 1
-    group_start(&g, 0, 0), group_start(&g, 1, 1), group_start(&g, 2, 1);
-    CHECK(group_wait(&g, 12, -1) && group_successes(&g) == 0, "two ranks have the same number");
-    CHECK(strstr(g.text, "two processes say that they are rank 1: "), "the same rank twice: %s", g.text);
-    group_free(&g);
+    CHECK(group_wait(&strange, 60, -1) && group_successes(&strange) == 0, "two runs have mixed");
+    CHECK(group_lines(&strange) == 2 && strstr(strange.text, "rank 1 of 2 did not connect") &&
+              (strstr(strange.text, "not rank 0 of this run") || strstr(strange.text, "Connection refused")),
+          "two runs: %s", strange.text);
+    group_free(&strange);
+
+    CHECK(group_wait(&twice, 60, -1) && group_successes(&twice) == 0, "two ranks have the same number");
+    CHECK(strstr(twice.text, "two processes say that they are rank 1: "), "the same rank twice: %s",
+          twice.text);
+    group_free(&twice);
 }
 
 int main(void) {
