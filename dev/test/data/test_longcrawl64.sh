@@ -359,7 +359,7 @@ fault swapped "received data has SHA-256"
 fault resized "received 15925 bytes, the file has 15926"
 fault flipped "received data has SHA-256" --sha256sums "$list"
 fault ftp "is redirected to an address that is not followed from here: Protocol"
-fault stall "Operation too slow" --timeout 1 --tries 1
+fault stall "Operation too slow" --timeout 3 --tries 1
 read -r _ <&3
 
 fresh

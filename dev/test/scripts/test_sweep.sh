@@ -129,7 +129,7 @@ for seed in 7 1; do said "NOT TRAINED: $scratch/killed/a_lr-preset_seed-$seed: t
 SEEDS="6 1" MODELS=a GPUS="0 1" LRS='' fails 1 sweep orphan
 orphan=$scratch/orphan/a_lr-preset_seed-6
 said "NOT TRAINED: $orphan: the process that runs it was killed; its trainer, process "
-check "the trainer ends" flock -w 20 $orphan/sweep.lock true
+check "the trainer ends" flock -w 300 $orphan/sweep.lock true
 check "and has saved" test -d $orphan/saved
 SEEDS=" " dies "SEEDS is blank" sweep refused
 SETS=$'\t' dies "SETS is blank" sweep refused
