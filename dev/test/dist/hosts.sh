@@ -78,7 +78,8 @@ make_hosts() {
 
 end_hosts() {
     [ -z "$keeper" ] || { kill -KILL $keeper && wait $keeper; }
-    keeper='' host_pid=()
+    [ -z "$fabric" ] || pkill -KILL -f "^nsenter -t $fabric " # of a frozen host: it has stopped itself
+    keeper='' fabric='' host_pid=()
 } 2>/dev/null
 trap end_hosts EXIT
 
