@@ -282,14 +282,14 @@ folders() {
     )
     if [ $? = $failed ]; then pass; else fail "two runs in one folder"; fi
 
-    # moved away under a run, whose stdout, a pipe, keeps it from reaching the end before
+    # moved away under a run that has long to go
     local line pid code=0
     out=$scratch/place
     mkfifo "$scratch/pipe"
-    run 3 5000 "$out" --save-every 3 >"$scratch/pipe" 2>"$scratch/stderr" &
+    run 3 100000 "$out" --save-every 3 >"$scratch/pipe" 2>"$scratch/stderr" &
     pid=$!
     exec 8<"$scratch/pipe"
-    while read -r line <&8; do case $line in "step "*" 5/5000 "*) break ;; esac; done
+    while read -r line <&8; do case $line in "step "*" 5/100000 "*) break ;; esac; done
     mv "$out" "$scratch/moved"
     cat <&8 >/dev/null
     exec 8<&-
