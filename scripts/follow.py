@@ -13,6 +13,7 @@ done. A damaged line is reported and passed over. Needs tensorboard or wandb (pi
 scripts/requirements.txt tensorboard).
 """
 import calendar
+import glob
 import hashlib
 import json
 import os
@@ -29,8 +30,12 @@ class TensorBoard:
         self.event = package("tensorboard.compat.proto.event_pb2")
         self.summary = package("tensorboard.compat.proto.summary_pb2").Summary
         writer = package("tensorboard.summary.writer.event_file_writer")
-        self.writer = writer.EventFileWriter(os.path.join(folder, "tensorboard"))
-        self.position = os.path.join(folder, "tensorboard", "position")
+        folder = os.path.join(folder, "tensorboard")
+        # TensorBoard reads events.out.tfevents.SECOND.HOST.PROCESS in the order of these names: one file a second
+        while glob.glob(f"{glob.escape(folder)}/events.out.tfevents.{int(time.time())}.*"):
+            time.sleep(0.1)
+        self.writer = writer.EventFileWriter(folder)
+        self.position = os.path.join(folder, "position")
         self.flush = self.writer.flush
 
     def start(self, line, when):

@@ -97,6 +97,7 @@ for part in 3 2 1; do # the file as it grows, in the midst of lines
     logs cut $log $((bytes / part - 40 * (part > 1))) >$scratch/live/log.jsonl
     check "a part of the log" follow --once $scratch/live
 done
+equals "" "$(ls $scratch/live/tensorboard/events* | cut -d. -f4 | uniq -d)" # seconds: TensorBoard's order
 check "events" logs events $scratch/live/tensorboard $log
 check "nothing new" follow --once $scratch/live
 check "no more events" logs events $scratch/live/tensorboard $log
