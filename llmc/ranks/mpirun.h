@@ -50,8 +50,9 @@ static inline bool mpirun_has_come(int rank) {
     return here;
 }
 
-// The thread. The lowest of the ranks that have come prints the message. It has ended when one that began later
-// looks for it at its own limit: so all look every second, and give mpirun 10 s to end them.
+// The thread. Of the ranks that have come the lowest prints the message and ends. A rank that began later
+// would no longer find it at its own limit, so each looks every second which lower ones have come; then it
+// gives mpirun 10 s to end it without a second message.
 static inline void* mpirun_limit(void* argument) {
     const Mpirun* m = (Mpirun*)argument;
     const double deadline = seconds_now() + m->timeout;

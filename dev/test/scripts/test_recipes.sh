@@ -117,7 +117,7 @@ tokenized 2
 
 # Where data is made beforehand, it must be there and be enough.
 dies "error: HOSTS is not set" scripts/multi_node_mpirun.sh
-dies "error: $scratch/bin: not the repository's root: sbatch there" env -C "$scratch/bin" bash "$root/scripts/slurm.sbatch"
+dies "error: $scratch/bin: not the repository's root: run sbatch there" env -C "$scratch/bin" bash "$root/scripts/slurm.sbatch"
 for pair in multi_node_mpirun.sh:bin/mpirun slurm.sbatch:bin/srun; do
     file=${pair%:*} program=${pair#*:}
     clean

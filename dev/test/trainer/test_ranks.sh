@@ -42,8 +42,8 @@ data="--shuffle --data $shards/text.bin"
 short=20
 long=250 # steps of a run that is struck
 
-# A command's ranks print where `ranks strike` reads: no rank gets far ahead of it
-struck=(bash -c 'exec "$@" >"$RANKS_PY_STDOUT"' -)
+# Before a command whose ranks print where `ranks strike` reads, so that none gets far ahead of it
+to_strike=(bash -c 'exec "$@" >"$RANKS_PY_STDOUT"' -)
 start() { if [ "$1" != 0 ]; then echo "$launch -np $1"; fi; } # N ranks; 0: a process without mpirun
 # run N STEPS OUT OPTION...
 run() { $(start $1) $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"; }
@@ -173,10 +173,10 @@ evaluated() {
         equals 3 "$(grep '"event":"evaluation"' "$out/$n/log.jsonl" | grep -c '"generate":{"requests":1,"tokens":9}')"
     done
     yes '{"type":"generate","prompt":"a","max_tokens":14}' | head -n 60000 >"$scratch/many"
-    check "SIGUSR1 to mpirun in an evaluation" ranks strike USR1 mpirun 8 0 60 $launch -np 2 "${struck[@]}" $trainer $model $data \
+    check "SIGUSR1 to mpirun in an evaluation" ranks strike USR1 mpirun 8 0 60 $launch -np 2 "${to_strike[@]}" $trainer $model $data \
         --micro-batch 2 --max-tokens $((short * 192)) --out "$out/struck" --eval-every 8 --eval-requests "$scratch/many"
     equals "75 0" "$(cat "$scratch/stdout") $(grep -c '"event":"evaluation"' "$out/struck/log.jsonl")"
-    check "SIGUSR1 in the last one" ranks strike USR1 mpirun 8 0 60 $launch -np 2 "${struck[@]}" sh -c 'trap "" USR1; "$@"; echo $? >>"$0"' \
+    check "SIGUSR1 in the last one" ranks strike USR1 mpirun 8 0 60 $launch -np 2 "${to_strike[@]}" sh -c 'trap "" USR1; "$@"; echo $? >>"$0"' \
         "$scratch/codes" $trainer $model $data --micro-batch 2 --max-tokens 1536 --out "$out/last" --eval-every 8 \
         --eval-requests "$scratch/many"
     equals "75 75" "$(xargs <"$scratch/codes")"
@@ -310,7 +310,7 @@ folders() {
 # failures
 
 # struck SIGNAL WHOM EVENT SPIN LIMIT N OUT OPTION...: the long run
-struck() { ranks strike "${@:1:5}" $launch -np $6 "${struck[@]}" $trainer $model $data --micro-batch 2 \
+struck() { ranks strike "${@:1:5}" $launch -np $6 "${to_strike[@]}" $trainer $model $data --micro-batch 2 \
     --max-tokens $((long * 192)) --out "${@:7}"; }
 
 # trials ALL FEW: the numbers of the runs with and without TEST_ALL
