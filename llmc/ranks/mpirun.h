@@ -50,7 +50,7 @@ static inline bool mpirun_has_come(int rank) {
     return here;
 }
 
-// The thread. Of the ranks that have come the lowest prints the message and ends. A rank that began later
+// The thread. The lowest of the ranks that have come prints the message and ends. A rank that began later
 // would no longer find it at its own limit, so each looks every second which lower ones have come; then it
 // gives mpirun 10 s to end it without a second message.
 static inline void* mpirun_limit(void* argument) {
