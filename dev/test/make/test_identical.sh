@@ -11,6 +11,7 @@ cat >"$scratch/a" <<'END'
 #!/bin/sh
 options=$* out= requests=
 case "$*" in *--fp8*--dry-run*) exit ${NO_FP8:-0} ;; esac
+case "$0 $*" in */a\ *${UNKNOWN:-none}*--dry-run*) exit 1 ;; esac
 while [ $# -gt 0 ]; do
     case $1 in
     --out) out=$2/step_00000030 && shift ;;
@@ -39,6 +40,10 @@ equals 12 "$(trained "^1 ")"
 equals "$(cat "$scratch/a.trained")" "$(cat "$scratch/b.trained")"
 said "same    fox-pro, packed documents, inference"
 equals "0 0" "$(trained --fp8) $(trained --max-steps)"
+UNKNOWN=gated-deltanet check "an older trainer" identical
+said "left out: gated-deltanet, which A does not know"
+equals 22 "$(grep -c '^same ' "$scratch/stdout")"
+equals 11 "$(trained "^1 ")"
 STEPS=2 check "two steps of each run" identical
 equals 12 "$(trained "--max-steps 2 ")"
 
