@@ -14,16 +14,14 @@ A file is read and encoded in pieces, cut where no token can cross the cut, so m
 Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
 
 The shards of a prefix are replaced as a whole, at the end (shard_writer.h). Until then, and after an error,
-the old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (not_text.h); so
-are files that change while they are read.
+the old ones remain. Files that are not text are errors, unless --skip-binary leaves them out (input_files.h);
+so are files that change while they are read.
 */
-#include <dirent.h>
 #include <signal.h>
 #include "../llmc/run/command/cli.h"
 #include "../llmc/base/progress.h"
-#include "../llmc/base/random.h"
 #include "../llmc/tokens/vocab_hash.h"
-#include "not_text.h"
+#include "input_files.h"
 #include "pack.h"
 #include "roll.h"
 #include "shard_writer.h"
@@ -33,14 +31,10 @@ are files that change while they are read.
 // options
 
 typedef struct {
-    const char *tokenizer, *vocab, *out, *list;
-    int64_t doc_len, roll, pack, seed, shard_tokens;
-    double val_fraction;
-    bool json_escape, binary, skip_binary, version, help;
-    bool folders; // --document folder
-    const char* document;
-    char** paths;
-    int num_paths;
+    const char *tokenizer, *vocab, *out, *document;
+    int64_t doc_len, roll, pack, shard_tokens;
+    bool json_escape, binary, version, help;
+    InputSelection input;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -52,7 +46,7 @@ static const CliRow option_rows[] = {
      "JSON-escape the text before encoding it, as LongCrawl64's was"},
     {CLI_FLAG, "binary", "", offsetof(Options, binary), 0, 0, 0,
      "accept files that are not text: compressed ones, and files with zero bytes"},
-    {CLI_FLAG, "skip-binary", "", offsetof(Options, skip_binary), 0, 0, 0,
+    {CLI_FLAG, "skip-binary", "", offsetof(Options, input.skip_binary), 0, 0, 0,
      "leave such files out, as of source trees, and count them at the end"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
@@ -65,13 +59,13 @@ static const CliRow option_rows[] = {
      "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, "
      "end-of-text tokens and --val-fraction; a line '==> NAME <==' is before each, after an empty one "
      "[file]"},
-    {CLI_REAL, "val-fraction", "F", offsetof(Options, val_fraction), 0, 0, 1,
+    {CLI_REAL, "val-fraction", "F", offsetof(Options, input.val_fraction), 0, 0, 1,
      "fraction of the files in the validation split, at least one; selected by a hash of the seed and the "
      "file's name, or its folder's with --document, so adding or removing others does not move one"},
-    {CLI_COUNT, "seed", "N", offsetof(Options, seed), 0, 0, INT32_MAX, "seed of the validation split"},
+    {CLI_COUNT, "seed", "N", offsetof(Options, input.seed), 0, 0, INT32_MAX, "seed of the validation split"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
-    {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
+    {CLI_TEXT, "list", "FILE", offsetof(Options, input.list), 0, 0, 0,
      "read further paths from FILE, one per line or, as find -print0 writes them, each ended by a zero byte; "
      "-: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
@@ -94,15 +88,12 @@ static void print_help(void) {
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");
 }
 
-// What a document is made of, for messages.
-static const char* unit(const Options* o) { return o->folders ? "folder" : "file"; }
-
 static Options parse_options(int argc, char** argv) {
     Options o;
     Error err;
-    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &o.num_paths, &err))
+    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &o.input.num_paths, &err))
         die("%s", err.msg);
-    o.paths = argv + 1;
+    o.input.paths = argv + 1;
     if (o.version) {
         cli_print_version(argv[0]);
         exit(check_printed());
@@ -116,268 +107,16 @@ static Options parse_options(int argc, char** argv) {
     if (!gpt2 && strcmp(o.tokenizer, "byte") != 0) die("--tokenizer %s: must be byte or gpt2", o.tokenizer);
     if (gpt2 && !o.vocab) die("--vocab FILE is missing: GPT-2's vocab.bpe, in the repository " GPT2_VOCAB);
     if (!gpt2 && o.vocab) die("--vocab requires --tokenizer gpt2");
-    o.folders = o.document && strcmp(o.document, "folder") == 0;
-    if (o.document && !o.folders && strcmp(o.document, "file") != 0)
+    o.input.folders = o.document && strcmp(o.document, "folder") == 0;
+    if (o.document && !o.input.folders && strcmp(o.document, "file") != 0)
         die("--document %s: must be file or folder", o.document);
     if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
     if (o.roll != CLI_UNSET && !o.doc_len) die("--roll: only documents of --doc-len can be rolled");
-    if (o.binary && o.skip_binary) die("--binary and --skip-binary: only one of them");
-    if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
+    if (o.binary && o.input.skip_binary) die("--binary and --skip-binary: only one of them");
+    if (o.input.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
-    if (o.num_paths == 0 && !o.list) die("no input: name files or folders, or use --list");
+    if (o.input.num_paths == 0 && !o.input.list) die("no input: name files or folders, or use --list");
     return o;
-}
-
-// ----------------------------------------------------------------------------
-// input files
-
-typedef struct {
-    char* path;
-    dev_t device;
-    ino_t inode;
-    int64_t bytes;
-    struct timespec modified;
-    double draw;      // uniform in [0, 1), from the seed and the document's name
-    int64_t index;    // position in the order of the output
-    int64_t document; // index of the document's first file
-    size_t name;      // where in path the name starts that is written before the file; 0: none is
-    bool val;
-} InputFile;
-
-typedef struct {
-    InputFile* data;
-    size_t capacity;
-    int64_t count, bytes;
-    int64_t empty, hidden, special, repeated, shards, binary; // skipped
-    uint64_t seed;
-    bool in_folder;       // the files of the present PATH are one document
-    int64_t folder_start; // its first file
-    double folder_draw;
-    uint64_t* names; // hashes of the names of such PATHs so far
-    size_t folders, names_capacity;
-} InputFiles;
-
-// Adds a file. `name`: its path within the folder on the command line. Its draw is of it, or of that folder.
-static void add_file(InputFiles* files, const char* path, const char* name, const struct stat* st) {
-    if (st->st_size == 0) {
-        files->empty++;
-        return;
-    }
-    files->data = xgrow(files->data, (size_t)files->count, &files->capacity, sizeof *files->data);
-    files->data[files->count] =
-        (InputFile){.path = xstrdup(path),
-                    .device = st->st_dev,
-                    .inode = st->st_ino,
-                    .bytes = st->st_size,
-                    .modified = st->st_mtim,
-                    .draw = files->in_folder ? files->folder_draw
-                                             : random_uniform(files->seed, fnv1a(FNV1A_BASIS, name), 0),
-                    .index = files->count,
-                    .document = files->in_folder ? files->folder_start : files->count,
-                    .name = files->in_folder ? (size_t)(name - path) : 0};
-    files->count++;
-}
-
-static int by_name(const struct dirent** a, const struct dirent** b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-// Adds the files of the folder path[PATH_LENGTH] and its subfolders; entry names are appended to path in
-// place. Symbolic links are not followed, so there are no cycles.
-static void add_folder(InputFiles* files, char* path, const char* name) {
-    struct dirent** entries;
-    // scandir reads the whole folder before the recursion, so only one folder is open at a time
-    int count = scandir(path, &entries, NULL, by_name);
-    if (count < 0) die("%s: cannot read this folder: %s", path, strerror(errno));
-    size_t length = strlen(path);
-    for (int i = 0; i < count; i++) {
-        const char* entry = entries[i]->d_name;
-        struct stat st;
-        if (strcmp(entry, ".") != 0 && strcmp(entry, "..") != 0) {
-            bool slash = path[length - 1] != '/';
-            int n = snprintf(path + length, PATH_LENGTH - length, "%s%s", slash ? "/" : "", entry);
-            if (n < 0 || (size_t)n >= PATH_LENGTH - length) die("%s: path is too long", path);
-            if (entry[0] == '.')
-                files->hidden++;
-            else if (lstat(path, &st) != 0)
-                die("%s: cannot stat: %s", path, strerror(errno));
-            else if (S_ISDIR(st.st_mode))
-                add_folder(files, path, name);
-            else if (S_ISREG(st.st_mode) && shard_name(entry))
-                files->shards++;
-            else if (S_ISREG(st.st_mode))
-                add_file(files, path, name, &st);
-            else
-                files->special++;
-            path[length] = '\0';
-        }
-        free(entries[i]);
-    }
-    free(entries);
-}
-
-// Begins a folder that is one document. Its draw is of its name, however its PATH is written, and of how many
-// of this name came before.
-static void begin_folder(InputFiles* files, const char* given) {
-    uint64_t same = 0;
-    char* path = realpath(given, NULL);
-    if (!path) die("%s: cannot resolve: %s", given, strerror(errno));
-    const uint64_t name = fnv1a(FNV1A_BASIS, strrchr(path, '/') + 1);
-    for (size_t i = 0; i < files->folders; i++) same += files->names[i] == name;
-    files->names = xgrow(files->names, files->folders, &files->names_capacity, sizeof name);
-    files->names[files->folders++] = name;
-    files->folder_draw = random_uniform(files->seed, name, same);
-    files->folder_start = files->count;
-    files->in_folder = true;
-    free(path);
-}
-
-// Adds what the user has named: a file or a folder, or a symbolic link to one.
-static void add_path(InputFiles* files, const char* given, bool folders) {
-    char path[PATH_LENGTH];
-    struct stat st;
-    if (stat(given, &st) != 0) die("%s: cannot read: %s", given, strerror(errno));
-    if (S_ISREG(st.st_mode)) {
-        add_file(files, given, given, &st);
-    } else if (S_ISDIR(st.st_mode)) {
-        size_t n = strlen(given);
-        if (n >= sizeof path) die("%s: path is too long", given);
-        memcpy(path, given, n + 1);
-        if (folders) begin_folder(files, given);
-        add_folder(files, path, path + n + (given[n - 1] != '/'));
-        files->in_folder = false;
-    } else {
-        die("%s: neither a file nor a folder", given);
-    }
-}
-
-static void add_list(InputFiles* files, const char* list, bool folders) {
-    bool standard_input = strcmp(list, "-") == 0;
-    FILE* f = standard_input ? stdin : fopen(list, "r");
-    if (!f) die("--list %s: cannot open: %s", list, strerror(errno));
-    char* text = NULL;
-    size_t capacity = 0;
-    bool zeros = false; // paths end with zero bytes, not with lines
-    for (ssize_t n; (n = getdelim(&text, &capacity, '\0', f)) > 0;) {
-        zeros = zeros || text[n - 1] == '\0';
-        if (zeros && *text) add_path(files, text, folders);
-        for (char *rest = text, *path; !zeros && (path = strsep(&rest, "\n")) != NULL;)
-            if (*path) add_path(files, path, folders);
-    }
-    if (ferror(f)) die("--list %s: cannot read: %s", list, strerror(errno));
-    free(text);
-    if (!standard_input) fclose(f);
-}
-
-static int by_index(const void* a, const void* b) {
-    const InputFile *x = a, *y = b;
-    return x->index < y->index ? -1 : x->index > y->index;
-}
-
-static int by_inode(const void* a, const void* b) {
-    const InputFile *x = a, *y = b;
-    if (x->device != y->device) return x->device < y->device ? -1 : 1;
-    if (x->inode != y->inode) return x->inode < y->inode ? -1 : 1;
-    return by_index(a, b);
-}
-
-// Keeps only the first of several paths of one file, so that no text is in both splits.
-static void drop_repeated(InputFiles* files) {
-    int64_t kept = 0;
-    qsort(files->data, (size_t)files->count, sizeof *files->data, by_inode);
-    for (int64_t i = 0; i < files->count; i++) {
-        const InputFile* last = kept ? &files->data[kept - 1] : NULL;
-        if (last && last->device == files->data[i].device && last->inode == files->data[i].inode)
-            free(files->data[i].path);
-        else
-            files->data[kept++] = files->data[i];
-    }
-    files->repeated = files->count - kept;
-    files->count = kept;
-    qsort(files->data, (size_t)files->count, sizeof *files->data, by_index);
-}
-
-// Leaves out the files that are not text, all of which are read for that.
-static void drop_binary(InputFiles* files) {
-    Error err;
-    const char* kind;
-    int64_t kept = 0;
-    for (int64_t i = 0; i < files->count; i++) {
-        if (!file_other_kind(&kind, files->data[i].path, true, &err)) die("%s", err.msg);
-        if (kind)
-            free(files->data[i].path);
-        else
-            files->data[kept++] = files->data[i];
-    }
-    files->binary = files->count - kept;
-    files->count = kept;
-    if (kept == 0) die("no input: found only files that are not text: %lld", (long long)files->binary);
-}
-
-// Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is
-// always in it, the highest never.
-static void choose_split(InputFiles* files, const Options* o) {
-    if (o->val_fraction <= 0) return;
-    InputFile *lowest = files->data, *highest = files->data;
-    for (InputFile* f = files->data; f < files->data + files->count; f++) {
-        if (f->draw < lowest->draw) lowest = f;
-        if (f->draw >= highest->draw) highest = f; // >=: never the same document as lowest, if there are two
-    }
-    if (lowest->document == highest->document)
-        die("--val-fraction: there is only one %s, and a %s cannot be in both splits; divide it or omit this "
-            "option",
-            unit(o), unit(o));
-    const int64_t first = lowest->document, last = highest->document; // draws of several may be equal
-    for (InputFile* f = files->data; f < files->data + files->count; f++)
-        f->val = f->document == first || (f->document != last && f->draw < o->val_fraction);
-}
-
-// Warns of files of JSON lines, whose names and quotes become text.
-static void warn_of_lines(const InputFiles* files) {
-    const char* first = NULL;
-    int64_t others = -1;
-    for (int64_t i = 0; i < files->count; i++) {
-        const char *path = files->data[i].path, *end = strrchr(path, '.');
-        if (!end || (strcmp(end, ".jsonl") != 0 && strcmp(end, ".ndjson") != 0)) continue;
-        if (others++ < 0) first = path;
-    }
-    if (first)
-        warn("%s%s: encoded as it is, with member names and quotes; scripts/make_shards.py takes the text of "
-             "each line",
-             first, others > 0 ? " and others" : "");
-}
-
-static InputFiles find_files(const Options* o) {
-    InputFiles files = {.seed = (uint64_t)o->seed};
-    for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i], o->folders);
-    if (o->list) add_list(&files, o->list, o->folders);
-    if (files.count == 0)
-        die("no input: found only %lld empty, %lld hidden and %s", (long long)files.empty,
-            (long long)files.hidden, counted(files.special, "special file").text);
-    drop_repeated(&files);
-    if (o->skip_binary) drop_binary(&files);
-    warn_of_lines(&files);
-    choose_split(&files, o);
-    for (int64_t i = 0; i < files.count; i++) files.bytes += files.data[i].bytes;
-    return files;
-}
-
-// ----------------------------------------------------------------------------
-// files that are not text
-
-// Checks the start of every file before the first is encoded. The error names the first file that is not
-// text.
-static bool check_kinds(const InputFiles* files, Error* err) {
-    const char *first = NULL, *first_kind = NULL, *kind;
-    int64_t others = 0;
-    for (int64_t i = 0; i < files->count; i++) {
-        if (!file_other_kind(&kind, files->data[i].path, false, err)) return false;
-        if (kind && others++ == 0) first = files->data[i].path, first_kind = kind;
-    }
-    if (!others) return true;
-    if (others == 1) return fail(err, "%s: is not text but %s", first, first_kind);
-    return fail(err, "%s: is not text but %s; also not text: %s", first, first_kind,
-                counted(others - 1, "other file").text);
 }
 
 // ----------------------------------------------------------------------------
@@ -517,7 +256,8 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
                        ? fail(err, "the %s split has no row of %s; lower --pack", shard_splits[split],
                               counted(job->row, "token").text)
                        : fail(err, "the %s split has no document: none of its %ss has %s; lower --doc-len",
-                              shard_splits[split], unit(job->options), counted(job->row, "token").text);
+                              shard_splits[split], input_unit(&job->options->input),
+                              counted(job->row, "token").text);
     }
     return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
            shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
@@ -546,7 +286,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
     }
     if (dropped && !job->options->pack)
         printf("; dropped %s (%.1f%%) at the ends of %ss", counted(dropped, "token").text,
-               100.0 * (double)dropped / (double)(tokens + dropped), unit(job->options));
+               100.0 * (double)dropped / (double)(tokens + dropped), input_unit(&job->options->input));
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
@@ -566,7 +306,7 @@ static int text_to_shards(int argc, char** argv) {
         tokenizer_bytes(&job.tokenizer);
     else if (!tokenizer_gpt2(&job.tokenizer, options.vocab, &err))
         die("--vocab %s", err.msg);
-    InputFiles files = find_files(&options);
+    InputFiles files = find_files(&options.input);
     if (!options.binary && !check_kinds(&files, &err)) die("%s", err.msg);
     for (int split = 0; split < 2; split++) {
         if (!shard_writer_open(&job.writers[split], options.out, shard_splits[split],
