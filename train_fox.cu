@@ -2,6 +2,8 @@
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on a GPU.
 
 It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention.
+Callees come first. A step is read upwards from model_add_gradients: model_forward, block_forward,
+attention_mixer_forward, heads_forward; decoding is in llmc/inference/cuda.
 Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
 Sizes are named as in train_fox.c. S >= R is the row stride of the fused projection's output, Vs >= V that of
@@ -10,7 +12,8 @@ logits. Where ranks share sequences T is a rank's part of one, outside attention
 All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
 exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. The host waits for the
 device only to read a step's loss and norm, while the next step runs, and whether layers have halos
-(llmc/sequence/halo.cuh). A step whose loss or gradient is not finite changes nothing on the device itself.
+(llmc/sequence/halo.cuh). AdamW's kernel itself leaves out a step whose loss or gradient is not finite:
+masters, moments and weights stay, and the run ends.
 */
 #include "llmc/attention/attention.cuh"         // defines: attention_forward, attention_backward
 #include "llmc/attention/cudnn.cuh"             // defines: attention_cudnn_forward, attention_cudnn_backward
@@ -40,7 +43,8 @@ device only to read a step's loss and norm, while the next step runs, and whethe
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
 
 // clang-format off
-// type, name, kept (llmc/layers/layer.cuh), elements of a layer
+// type, name, kept, elements of a layer. `kept` names the --recompute level up to which every layer keeps a
+// tensor (llmc/layers/layer.cuh); above it, as with SHARED, layers share one buffer.
 // per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole
 // sequences of T tokens
 #define HEAD_ACTS(X) \
@@ -63,7 +67,8 @@ device only to read a step's loss and norm, while the next step runs, and whethe
     X(bf16, dv, SHARED, backward * BT * kd)               /* [B,T,kd] */ \
     X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
 
-// per token: in_proj, output norm and gate, o_proj
+// per token: in_proj, output norm and gate, o_proj. A new row needs its like in SEQUENCE_ACTS
+// (llmc/sequence/mixer.cuh) and in the plan (llmc/plan/memory.h).
 #define ATTENTION_ACTS(X) \
     X(bf16, proj, UP_TO_QKV, BT * S)                      /* [L,B,T,S] q~ k~ v~ and all gates */ \
     X(bf16, o, UP_TO_QKV, BT * d)                         /* [L,B,T,d] output of attention */ \
@@ -274,7 +279,8 @@ static const Mixer attention_mixer = {
     .extend = attention_mixer_extend,
 };
 
-// The same where ranks share sequences, with their exchange before and behind the heads (llmc/sequence)
+// The same with --sequence-ranks: heads_forward and heads_backward see whole sequences of some heads, between
+// exchanges, and passes are not repeated as graphs (llmc/sequence/mixer.cuh).
 static const AttentionFunctions attention_functions = {head_activations, attention_mixer_scratch_bytes,
                                                        heads_init, heads_forward, heads_backward};
 static const Mixer sequence_attention_mixer = {
@@ -292,8 +298,8 @@ static const Mixer sequence_attention_mixer = {
 };
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. What another kind needs
-// beside a row here: dev/README.md, "A mixer".
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Layer l's is
+// model_mixer(model, l). What another kind needs beside a row here: dev/README.md, "A mixer".
 
 static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer,
                                       &deltanet_mixer};
@@ -816,9 +822,15 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// Unless the inputs of linear layers are kept (--recompute none), backward kernels recompute them: SwiGLU's
-// act, the output gate's y, the norms' mixer_in and mlp_in. The weight gradient of a linear layer comes after
-// the kernel that recomputes its input.
+// --recompute fused: backward kernels write the inputs of linear layers again, SwiGLU's act, the output
+// gate's y, the norms' mixer_in and mlp_in, before the weight gradient that reads them. qkv: also q, k and v,
+// in heads_backward. block: the whole block but its input x, by block_forward.
+//
+// Weight gradients run on the weight stream. A join makes the main stream wait for all that are in flight:
+//     down_proj    reads dx, act               joined before the MLP's norm overwrites dx
+//     gate_up      reads dgate_up, mlp_in      joined before the mixer's norm
+//     o_proj       reads dx, y                 joined before the mixer's norm overwrites dx
+//     in_proj      reads dproj, mixer_in       joined in the layer below, before its mixer overwrites dproj
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
@@ -831,16 +843,16 @@ static void block_backward(Model* model, int64_t l) {
         Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
         DeferredWeight gate_up_proj = mlp_backward(&layer, a.dbranch, a.dx);
         layer_keep_transposed(&layer, &gate_up_proj.linear.fp8.x, a.mlp_in);
-        weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
+        weight_stream_join(weights);
         rmsnorm_backward(a.dx, recomputes ? a.mlp_in : NULL, a.dbranch, a.x_mid, true, &norm,
                          layer.partial[0], model->stream);
         deferred_weight_gradient(&layer, &gate_up_proj, a.mlp_in);
     } else {
-        weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
+        weight_stream_join(weights);
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = model_mixer(model, l)->backward(&layer, a.dbranch, a.dx);
-    weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
+    weight_stream_join(weights);
     rmsnorm_backward(a.dx, recomputes ? a.mixer_in : NULL, a.dbranch, a.x, true, &norm, layer.partial[0],
                      model->stream);
     deferred_weight_gradient(&layer, &in_proj, a.mixer_in);
@@ -896,8 +908,9 @@ static void model_add_gradients(Model* model, float dloss, bool last) {
 }
 
 // ----------------------------------------------------------------------------
-// update: norm, clipping and AdamW without the host; zeroes the gradients. With several ranks each updates
-// its shard, a bucket at a time, and the new weights are gathered while the next step begins.
+// update: norm, clipping and AdamW, none of which waits for the host. AdamW's kernel zeroes the gradients,
+// but not those of a step that is not finite. With several ranks each updates its shard, a bucket at a time,
+// and the new weights are gathered while the next step begins.
 
 static void model_update(Model* model, const AdamWParams* params, double grad_clip) {
     Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
@@ -905,7 +918,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     Exchange* exchange = model->exchange;
     if (!exchange) add_and_square(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
-    if (exchange) // all-reduces stats and pruning counts
+    if (exchange) // adds up the norm, the loss and the pruning counts of all ranks
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
                         model_attention_layers(model), model->stream);
     global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);
@@ -945,7 +958,8 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 // ----------------------------------------------------------------------------
 // inference (llmc/inference/cuda)
 
-// A cache that drops pages bounds scores by the weights: a new one is made when these change.
+// A cache for decoding with the weights as they are now: if it drops pages, these bound its scores, so that
+// new weights need a new cache.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);

@@ -296,8 +296,8 @@ static inline void warn_of_lines(const InputFiles* files) {
              first, others > 0 ? " and others" : "");
 }
 
-// Finds the files to read, in the order of the output, and gives each a split. Without skip_binary some may not
-// be text, which check_kinds tells.
+// Finds the files to read, in the order of the output, and gives each a split. Without skip_binary some may
+// not be text, which check_kinds tells.
 static inline InputFiles find_files(const InputSelection* o) {
     InputFiles files = {.seed = (uint64_t)o->seed};
     for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i], o->folders);

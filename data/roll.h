@@ -1,7 +1,7 @@
 /*
 Rolls documents of D tokens: each becomes tokens [o, D) and then [0, o) of itself, with an offset o drawn from
-a seed and from its number in its split, as --eval --roll has it. What stands at the beginning of files is then
-at any position, so that the loss by position does not mix content with the length of the context (arXiv
+a seed and from its number in its split, as --eval --roll has it. What stands at the beginning of files is
+then at any position, so that the loss by position does not mix content with the length of the context (arXiv
 2503.02130, appendix B). Called by text_to_shards, ids_to_shards and longcrawl64.
 */
 #pragma once

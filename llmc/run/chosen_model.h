@@ -58,8 +58,8 @@ static inline bool init_is(const char* init, const char* started) {
     return *rest == '\0' || (started[n] == '/' && checkpoint_step(rest) >= 0);
 }
 
-// Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its value
-// turns the key off, or of initial weights to a model that --init has weights of.
+// Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its
+// value turns the key off, or of initial weights to a model that --init has weights of.
 static inline void model_check_keys(const Options* o, const Config* c) {
     enum { GATE_KEYS = 5, FIRST_INITIAL = 2, KEYS = 10 }; // both kinds have 2, 3 and 4
     static const char* const keys[KEYS] = {

@@ -10,8 +10,8 @@ A dataset is the list of shards that match a pattern, sorted by name. Its n sequ
   stream (D = 0)      Windows at p = 0, T, 2T, ... of each shard: inputs [p, p+T), targets [p+1, p+T+1). A
                       window never extends into the next shard.
 Shards with a mask say which tokens count as targets; in place of the others there is TARGET_NONE.
-After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation. All of this
-is true of each part of a mixture (mixture.h).
+After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation. All of
+this is true of each part of a mixture (mixture.h).
 
 All ranks together consume the next `stride` sequences, those of an optimizer step; this loader reads `count`
 of them, from the `first` on, in batches of B. The only state between steps is the position, the number of

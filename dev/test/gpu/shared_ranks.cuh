@@ -17,8 +17,8 @@ queue of its own.
 typedef std::vector<float> Floats;
 
 // Limits of ||shared - alone|| / ||alone||, for losses and for a tensor's gradient: both compute the same
-// function in bf16, rounded in another order. A gradient's error is relative to at least 1% of the whole model's
-// norm.
+// function in bf16, rounded in another order. A gradient's error is relative to at least 1% of the whole
+// model's norm.
 #define LOSS_LIMIT     8e-3
 #define GRADIENT_LIMIT 5e-2
 

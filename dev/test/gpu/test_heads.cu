@@ -72,8 +72,8 @@ struct PathTest {
     Buffer<bf16> out;
     HeadPath path;
     vector<double> want_out, want_rstd, want_dweight;
-    // [B, T, NH]: sums of absolute values of the terms of the shift gate's gradient; rstd * |input| / |output|,
-    // as 1 - alpha has the absolute error of alpha
+    // [B, T, NH]: sums of absolute values of the terms of the shift gate's gradient; rstd * |input| /
+    // |output|, as 1 - alpha has the absolute error of alpha
     vector<double> dalpha_terms, rstd_terms;
 
     PathTest(const HeadShape& s, int64_t column, int64_t shift, bool norm, bool rope)

@@ -1,6 +1,6 @@
 /*
-Tests of llmc/checkpoint, one program: its headers take longer to compile than each test. test_saver.c is another, whose
-ranks are those of dev/test/ranks.h.
+Tests of llmc/checkpoint, one program: its headers take longer to compile than each test. test_saver.c is
+another, whose ranks are those of dev/test/ranks.h.
 */
 #include "../../../llmc/checkpoint/load.h"
 #include "../../../llmc/model/fp8.h"

@@ -8,9 +8,9 @@ fourth-order central difference
 Its truncation error is of order h^4, its rounding error of order 1e-16 / h.
 
 A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements, without TEST_ALL over at
-most FEW of them. For T >= LONG it is taken over SUBSET, without TEST_ALL over half as many. Elements are drawn
-without replacement from a fixed seed. If the numeric gradient is exactly zero (queries at T = 1), the error is
-relative to the norm of the whole model's gradient.
+most FEW of them. For T >= LONG it is taken over SUBSET, without TEST_ALL over half as many. Elements are
+drawn without replacement from a fixed seed. If the numeric gradient is exactly zero (queries at T = 1), the
+error is relative to the norm of the whole model's gradient.
 */
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE

@@ -1,5 +1,5 @@
-// One program of several tests, which takes less time to compile than each alone: it runs the test whose name it is started
-// by. build/test/test_checkpoint_sanitized is a link to it (Makefile).
+// One program of several tests, which takes less time to compile than each alone: it runs the test whose name
+// it is started by. build/test/test_checkpoint_sanitized is a link to it (Makefile).
 #pragma once
 
 #include "../../../llmc/base/common.h"

@@ -228,8 +228,8 @@ template <class F, bool BACKWARD, bool DOCS, bool DECAY> struct DeltaChain {
         }
         panel_commit();
     }
-    // Multiplies dO by e^g, in place, before the chain needs it: there it would be in the critical path of each
-    // of the consumer warps, which all need all of it.
+    // Multiplies dO by e^g, in place, before the chain needs it: there it would be in the critical path of
+    // each of the consumer warps, which all need all of it.
     __device__ void scale_queries() const {
 #if SM90_CODE
         for (int step = 0; step < chunks; step++) {
