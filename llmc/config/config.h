@@ -77,6 +77,8 @@ enum { MAMBA2_STATE_SIZE = 128 };
 #define CONFIG_DECAY_TIME_MIN 2
 #define CONFIG_DECAY_TIME_MAX 256
 
+#define CONFIG_ROPE_BASE_MAX 1e12
+
 // ----------------------------------------------------------------------------
 // derived sizes
 
@@ -222,7 +224,7 @@ static const ConfigKey config_keys[] = {
     FIXED(KEY_WORD, "max_position_embeddings", "null")
     NUMBER(KEY_REAL, initializer_range, 0, 10)
     NUMBER(KEY_REAL, norm_eps, 0, 1)
-    NUMBER(KEY_REAL, rope_base, 1, 1e12)
+    NUMBER(KEY_REAL, rope_base, 1, CONFIG_ROPE_BASE_MAX)
     BOOL(use_rope)
     ROPE(rope_scaling)
     BOOL(use_output_gate)

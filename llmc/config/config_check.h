@@ -19,6 +19,9 @@ static inline bool config_check_rope(Config* c, const char* where, Error* err) {
     if (scaling.type != ROPE_NTK) return true;
     if (dh < 4) return fail(err, "%s: rope_scaling: ntk needs heads of 4 channels or more", where);
     c->rope_base *= pow(scaling.factor, dh / (dh - 2));
+    if (c->rope_base > CONFIG_ROPE_BASE_MAX)
+        return fail(err, "%s: rope_scaling=ntk:%g makes a rope_base of %.2g, which may be %g at most", where,
+                    scaling.factor, c->rope_base, CONFIG_ROPE_BASE_MAX);
     c->rope_scaling.type = ROPE_PLAIN;
     return true;
 }

@@ -80,6 +80,7 @@ static void check_words(void) {
         {"linear", "the factor"},
         {"null:2", "more than"},
         {"ntk:4:512", "more than"},
+        {"ntk:1e6", "rope_base of 3.6e+12"}, // which config.json's reader would refuse
         {"yarn:4:512:9", "more than"},
         {"yarn:4:0", "the length"},
         {"yarn:4:1.5", "the length"},
