@@ -16,6 +16,8 @@ static inline bool config_check_rope(Config* c, const char* where, Error* err) {
     if (scaling.type == ROPE_YARN && scaling.length == 0)
         return fail(err, "%s: rope_scaling: which length was the model trained at? give yarn:FACTOR:LENGTH",
                     where);
+    if (scaling.type == ROPE_YARN && c->rope_base <= 1) // rotation_pair divides by its logarithm
+        return fail(err, "%s: rope_scaling: yarn needs a rope_base above 1", where);
     if (scaling.type != ROPE_NTK) return true;
     if (dh < 4) return fail(err, "%s: rope_scaling: ntk needs heads of 4 channels or more", where);
     c->rope_base *= pow(scaling.factor, dh / (dh - 2));

@@ -27,7 +27,7 @@ from test_hf import ROOT, check_below, error, open_model
 from test_hf_trained import dump, run, train
 
 sys.path.insert(0, str(ROOT / "llmc/checkpoint/hf"))
-from modeling_fox import rope_frequencies  # noqa: E402
+from modeling_fox import TransformerConfig, rope_frequencies  # noqa: E402
 
 LENGTH = 128  # of the trained sequences: test_hf_trained.BATCH
 SCALED = ("linear:4", "ntk:4", "yarn:4")
@@ -54,6 +54,21 @@ def check_tables():
             assert abs(our_factor - expected_factor) < 1e-12, f"{kind} {factor}: factor {our_factor}"
             errors[f"{kind}:{factor}:{length} dh {dh}"] = (ours.float() / expected - 1).abs().max().item()
     return f"frequencies within {check_below(1e-6, 'tables', errors):.1e} of float32"
+
+
+def check_refused():
+    """What modeling_fox.py does not compute is refused where the config is made."""
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=LENGTH)
+    cases = {"only linear and yarn": dict(rope_scaling=dict(yarn, rope_type="llama3")),
+             "rope_base above 1": dict(rope_parameters=yarn, rope_base=1.0)}
+    for says, keys in cases.items():
+        try:
+            TransformerConfig(**keys)
+        except ValueError as problem:
+            assert says in str(problem), problem
+        else:
+            raise AssertionError(f"{keys} are accepted")
+    return f"{len(cases)} refused"
 
 
 def llama_of(checkpoint, out):
@@ -135,7 +150,7 @@ def main():
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
     with tempfile.TemporaryDirectory() as work:
-        checks = {"tables": check_tables, "evaluation": lambda: check_evaluation(Path(work)),
+        checks = {"tables": check_tables, "refused": check_refused, "evaluation": lambda: check_evaluation(Path(work)),
                   **{scaling: lambda s=scaling: f"logits within {check_trained(s, Path(work)):.1e}" for scaling in SCALED}}
         for name, check in checks.items():
             try:

@@ -99,6 +99,11 @@ static void check_words(void) {
     c.num_heads = 32; // heads of 2 channels: the only pair turns at any base alike
     CHECK(!scale(&c, "ntk:4") && strstr(err.msg, "4 channels"), "ntk of one pair: %s", err.msg);
     c = rope_config();
+    c = rope_config();
+    c.rope_base = 1; // all pairs turn alike: YaRN divides by its logarithm
+    CHECK(!scale(&c, "yarn:4:512") && strstr(err.msg, "rope_base above 1"), "yarn of base 1: %s", err.msg);
+    CHECK(scale(&c, "linear:4"), "linear of base 1: %s", err.msg);
+    c = rope_config();
     CHECK(scale(&c, "yarn:4:512") && scale(&c, "yarn:8") && c.rope_scaling.length == 512, "%s", err.msg);
     CHECK(scale(&c, "ntk:2") && c.rope_base > 1e6 && c.rope_scaling.type == ROPE_PLAIN, "%s", err.msg);
 }
