@@ -196,8 +196,9 @@ static inline bool config_set_rope(Config* c, const char* path, const Json* j, E
         return fail(err, "%s: rope_scaling: truncate is not supported", path);
     number_to_text(digits, 17, factor);
     snprintf(text, sizeof text, "%.32s:%s", type, digits);
-    if (strcmp(type, "yarn") == 0 &&
-        json_int64(j, json_get(j, node, "original_max_position_embeddings"), &length))
+    if (strcmp(type, "yarn") == 0 && // without a length that of a Llama's sequences, as in transformers
+        (json_int64(j, json_get(j, node, "original_max_position_embeddings"), &length) ||
+         json_int64(j, json_get(j, 0, "max_position_embeddings"), &length)))
         snprintf(text, sizeof text, "yarn:%s:%lld", digits, (long long)length);
     return config_set(c, path, "rope_scaling", text, err);
 }

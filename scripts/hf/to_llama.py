@@ -62,9 +62,11 @@ def rotations(config, length):
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     if not scaling:
         return dict(max_position_embeddings=length, rope_scaling=None)
+    scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}
     if scaling["rope_type"] == "yarn":
+        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
         length = round(scaling["original_max_position_embeddings"] * scaling["factor"])
-    return dict(max_position_embeddings=length, rope_scaling={k: v for k, v in scaling.items() if k != "rope_theta"})
+    return dict(max_position_embeddings=length, rope_scaling=scaling)
 
 
 def llama_config(config, length, dtype):

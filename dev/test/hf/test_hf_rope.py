@@ -8,6 +8,7 @@ trainer trains with scaled rotations have its logits in modeling_fox.py, and in 
 --eval with another rope_scaling or window than the model was trained with has the loss of transformers. One line each;
 exit code 1 if any fails.
 """
+import copy
 import itertools
 import json
 import subprocess
@@ -56,10 +57,30 @@ def check_tables():
     return f"frequencies within {check_below(1e-6, 'tables', errors):.1e} of float32"
 
 
+def table_of(config_class, **keys):
+    """The frequencies that config.json gives, of modeling_fox.py or of Llama."""
+    config = config_class(hidden_size=256, num_hidden_layers=1, **keys)
+    if config_class is TransformerConfig:
+        return rope_frequencies(config, "cpu")[0].float()
+    return transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
+
+
+def check_objects():
+    """What config.json says in the forms that transformers 5 takes: the tables of its Llama."""
+    yarn = dict(rope_type="yarn", factor=4.0)
+    cases = {"yarn without a length": dict(rope_parameters=yarn, max_position_embeddings=512)}
+    errors = {}
+    for name, keys in cases.items():
+        expected = table_of(LlamaConfig, num_attention_heads=4, rope_theta=500000.0, **copy.deepcopy(keys))
+        errors[name] = (table_of(TransformerConfig, num_heads=4, **keys) / expected - 1).abs().max().item()
+    return f"frequencies within {check_below(1e-6, 'objects', errors):.1e} of float32"
+
+
 def check_refused():
     """What modeling_fox.py does not compute is refused where the config is made."""
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=LENGTH)
     cases = {"only linear and yarn": dict(rope_scaling=dict(yarn, rope_type="llama3")),
+             "which length": dict(rope_parameters=dict(rope_type="yarn", factor=4.0)),
              "rope_base above 1": dict(rope_parameters=yarn, rope_base=1.0)}
     for says, keys in cases.items():
         try:
@@ -150,7 +171,8 @@ def main():
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
     with tempfile.TemporaryDirectory() as work:
-        checks = {"tables": check_tables, "refused": check_refused, "evaluation": lambda: check_evaluation(Path(work)),
+        checks = {"tables": check_tables, **({"objects": check_objects} if YARN else {}), "refused": check_refused,
+                  "evaluation": lambda: check_evaluation(Path(work)),
                   **{scaling: lambda s=scaling: f"logits within {check_trained(s, Path(work)):.1e}" for scaling in SCALED}}
         for name, check in checks.items():
             try:

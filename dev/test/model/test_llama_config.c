@@ -32,6 +32,10 @@ static int test_llama_config(void) {
     CHECK(c.num_kv_heads == 0 && c.rope_base == 1e6 && c.norm_eps == 1e-6, "of transformers 5");
     check_llama(", \"num_attention_heads\": 4", NULL, &c);
     CHECK(c.rope_base == 10000, "its default base, not %g", c.rope_base);
+    check_llama(", \"num_attention_heads\": 2, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}", NULL,
+                &c);
+    CHECK(c.rope_scaling.length == 2048, "YaRN's length is %lld, not max_position_embeddings",
+          (long long)c.rope_scaling.length);
     check_llama("", "num_attention_heads is missing", &c);
     check_llama(", \"num_attention_heads\": 4, \"attention_bias\": true", "attention_bias", &c);
     check_llama(", \"num_attention_heads\": 4, \"head_dim\": 4", "heads of 4 channels", &c);

@@ -44,6 +44,18 @@ for from in llama llama_run; do # the weights come back, under our names
     check "the tensors of $from" "$trainer" --init "$scratch/$from" --dump "$scratch/$from.dump" $data --seq-len 16 --batch-tokens 16
 done
 check "the same model" cmp "$scratch/llama.dump" "$scratch/llama_run.dump"
+
+# YaRN without the length of the training before: as in transformers that of the folder's sequences
+cp -r "$scratch/llama_run/step_00000001" "$scratch/yarn"
+# scaled JSON: makes it the rotations of that folder; llama_of [OPTION...]: converts it
+scaled() { sed -i "s/\"max_position_embeddings.*/\"max_position_embeddings\": 16, $1,/" "$scratch/yarn/config.json"; }
+llama_of() { rm -rf "$scratch/longer" && python3 scripts/hf/to_llama.py "$scratch/yarn" "$scratch/longer" "$@"; }
+# written KEY: what config.json of the Llama has
+written() { sed -n "s/^ *\"$1\": \(.*[^,]\),*$/\1/p" "$scratch/longer/config.json"; }
+scaled '"rope_parameters": {"rope_type": "yarn", "factor": 4}'
+check "YaRN" llama_of
+equals "16 64" "$(written original_max_position_embeddings) $(written max_position_embeddings)"
+
 mkdir "$scratch/cut"
 cp "$scratch/llama/config.json" "$scratch/cut"
 sed 's/up_proj/op_proj/' "$scratch/llama/model.safetensors" >"$scratch/cut/model.safetensors"

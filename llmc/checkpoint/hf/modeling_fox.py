@@ -116,8 +116,12 @@ class ForgettingTransformerConfig(PretrainedConfig):
         rope_parameters = rope_parameters or rope_scaling
         if rope_parameters and rope_parameters.get("rope_type") not in ("default", "linear", "yarn"):
             raise ValueError(f"rope_parameters={rope_parameters!r} are not supported, only linear and yarn")
-        if rope_parameters and rope_parameters["rope_type"] == "yarn" and rope_base <= 1:
-            raise ValueError("rope_scaling: yarn needs a rope_base above 1")
+        if rope_parameters and rope_parameters["rope_type"] == "yarn":
+            rope_parameters = dict(dict(original_max_position_embeddings=max_position_embeddings), **rope_parameters)
+            if not rope_parameters["original_max_position_embeddings"]:
+                raise ValueError("rope_scaling: which length was the model trained at? give original_max_position_embeddings")
+            if rope_base <= 1:
+                raise ValueError("rope_scaling: yarn needs a rope_base above 1")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
