@@ -59,7 +59,7 @@ def trained_length(folder, config):
 
 def rotations(config, length):
     """Keys of config.json: YaRN's length is that of the training before, times the factor."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not scaling:
         return dict(max_position_embeddings=length, rope_scaling=None)
     scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}

@@ -68,7 +68,9 @@ def table_of(config_class, **keys):
 def check_objects():
     """What config.json says in the forms that transformers 5 takes: the tables of its Llama."""
     yarn = dict(rope_type="yarn", factor=4.0)
-    cases = {"yarn without a length": dict(rope_parameters=yarn, max_position_embeddings=512)}
+    cases = {"yarn without a length": dict(rope_parameters=yarn, max_position_embeddings=512),
+             "both keys": dict(rope_parameters=yarn, rope_scaling=dict(rope_type="linear", factor=2.0)),
+             "an empty one": dict(rope_parameters=dict(rope_type="linear", factor=2.0), rope_scaling={})}
     errors = {}
     for name, keys in cases.items():
         expected = table_of(LlamaConfig, num_attention_heads=4, rope_theta=500000.0, **copy.deepcopy(keys))

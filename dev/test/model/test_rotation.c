@@ -138,6 +138,11 @@ static void check_rope_files(void) {
     CHECK(c.rope_scaling.type == ROPE_YARN && c.rope_scaling.length == 512 && c.rope_base == 10000, "yarn");
     read_members(&c, "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000}", NULL);
     CHECK(c.rope_scaling.type == ROPE_PLAIN, "default");
+    read_members(&c,
+                 "\"rope_parameters\": {\"rope_type\": \"default\"}, "
+                 "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2}",
+                 NULL);
+    CHECK(c.rope_scaling.type == ROPE_LINEAR, "rope_scaling goes before");
     static const char* const bad[][2] = {
         {"\"rope_scaling\": \"yarn:4\"", "rope_type"},
         {"\"rope_scaling\": {\"factor\": 4}", "rope_type"},

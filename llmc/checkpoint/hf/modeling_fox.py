@@ -59,7 +59,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         rope_base=500000.0,
         use_rope=False,
         rope_parameters=None,           # as transformers': linear or yarn; None: plain
-        rope_scaling=None,              # its older name
+        rope_scaling=None,              # its older name, which goes before
         use_output_gate=False,
         ogate_act="sigmoid",
         use_output_norm=False,
@@ -113,7 +113,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
         if window_size is not None and (type(window_size) is not int or window_size < 0):
             raise ValueError(f"window_size={window_size!r} is no number of tokens")
-        rope_parameters = rope_parameters or rope_scaling
+        rope_parameters = rope_scaling or rope_parameters
         if rope_parameters and rope_parameters.get("rope_type") not in ("default", "linear", "yarn"):
             raise ValueError(f"rope_parameters={rope_parameters!r} are not supported, only linear and yarn")
         if rope_parameters and rope_parameters["rope_type"] == "yarn":
