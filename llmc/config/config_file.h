@@ -176,6 +176,7 @@ static inline bool config_set_rope(Config* c, const char* path, const Json* j, E
     int64_t length = 0;
     bool truncate = true;
     if (!type) type = json_string(j, json_get(j, node, "type"));
+    if (!type && json_is(j, node, JSON_OBJECT) && json_get(j, node, "factor") < 0) type = "default";
     if (!type) return fail(err, "%s: rope_scaling has no rope_type", path);
     if (json_double(j, json_get(j, node, "rope_theta"), &number) && number != c->rope_base) {
         if (json_get(j, 0, "rope_base") >= 0)

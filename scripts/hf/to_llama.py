@@ -63,7 +63,7 @@ def rotations(config, length):
     if not scaling:
         return dict(max_position_embeddings=length, rope_scaling=None)
     scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}
-    if scaling["rope_type"] == "yarn":
+    if scaling.setdefault("rope_type", scaling.get("type", "default")) == "yarn":
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
         length = round(scaling["original_max_position_embeddings"] * scaling["factor"])
     return dict(max_position_embeddings=length, rope_scaling=scaling)

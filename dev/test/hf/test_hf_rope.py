@@ -70,7 +70,9 @@ def check_objects():
     yarn = dict(rope_type="yarn", factor=4.0)
     cases = {"yarn without a length": dict(rope_parameters=yarn, max_position_embeddings=512),
              "both keys": dict(rope_parameters=yarn, rope_scaling=dict(rope_type="linear", factor=2.0)),
-             "an empty one": dict(rope_parameters=dict(rope_type="linear", factor=2.0), rope_scaling={})}
+             "an empty one": dict(rope_parameters=dict(rope_type="linear", factor=2.0), rope_scaling={}),
+             "no type": dict(rope_parameters=dict(rope_theta=500000.0)),
+             "an old type": dict(rope_scaling=dict(type="linear", factor=2.0))}
     errors = {}
     for name, keys in cases.items():
         expected = table_of(LlamaConfig, num_attention_heads=4, rope_theta=500000.0, **copy.deepcopy(keys))
@@ -82,6 +84,7 @@ def check_refused():
     """What modeling_fox.py does not compute is refused where the config is made."""
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=LENGTH)
     cases = {"only linear and yarn": dict(rope_scaling=dict(yarn, rope_type="llama3")),
+             "only linear": dict(rope_scaling=dict(factor=2.0)),
              "which length": dict(rope_parameters=dict(rope_type="yarn", factor=4.0)),
              "rope_base above 1": dict(rope_parameters=yarn, rope_base=1.0)}
     for says, keys in cases.items():

@@ -138,6 +138,8 @@ static void check_rope_files(void) {
     CHECK(c.rope_scaling.type == ROPE_YARN && c.rope_scaling.length == 512 && c.rope_base == 10000, "yarn");
     read_members(&c, "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000}", NULL);
     CHECK(c.rope_scaling.type == ROPE_PLAIN, "default");
+    read_members(&c, "\"rope_parameters\": {\"rope_theta\": 20000}", NULL);
+    CHECK(c.rope_scaling.type == ROPE_PLAIN && c.rope_base == 20000, "default without a type");
     read_members(&c,
                  "\"rope_parameters\": {\"rope_type\": \"default\"}, "
                  "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2}",

@@ -58,6 +58,8 @@ equals "16 64" "$(written original_max_position_embeddings) $(written max_positi
 scaled '"rope_parameters": {"rope_type": "yarn", "factor": 4}, "rope_scaling": {"rope_type": "linear", "factor": 2}'
 check "both keys of transformers" llama_of
 equals '"linear"' "$(written rope_type)" # the older goes before
+scaled '"rope_parameters": {"rope_theta": 500000}'
+check "no rope_type" llama_of
 
 mkdir "$scratch/cut"
 cp "$scratch/llama/config.json" "$scratch/cut"

@@ -35,6 +35,20 @@ def widen(x):
 # ----------------------------------------------------------------------------
 # configuration: one class for each model_type, since save_pretrained writes the one of the class
 
+def checked_rotations(scaling, base, length):
+    """rope_parameters, with what transformers takes for a missing rope_type and for YaRN's missing length."""
+    kind = scaling.get("rope_type") or scaling.get("type") or (None if "factor" in scaling else "default")
+    if kind not in ("default", "linear", "yarn"):
+        raise ValueError(f"rope_parameters={scaling!r} are not supported, only linear and yarn")
+    scaling = dict(scaling, rope_type=kind, rope_theta=base)
+    if kind == "yarn":
+        if not scaling.setdefault("original_max_position_embeddings", length):
+            raise ValueError("rope_scaling: which length was the model trained at? give original_max_position_embeddings")
+        if base <= 1:
+            raise ValueError("rope_scaling: yarn needs a rope_base above 1")
+    return scaling
+
+
 class ForgettingTransformerConfig(PretrainedConfig):
     """The keys of config.json. A combination that this file does not compute is a ValueError."""
 
@@ -113,22 +127,14 @@ class ForgettingTransformerConfig(PretrainedConfig):
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
         if window_size is not None and (type(window_size) is not int or window_size < 0):
             raise ValueError(f"window_size={window_size!r} is no number of tokens")
-        rope_parameters = rope_scaling or rope_parameters
-        if rope_parameters and rope_parameters.get("rope_type") not in ("default", "linear", "yarn"):
-            raise ValueError(f"rope_parameters={rope_parameters!r} are not supported, only linear and yarn")
-        if rope_parameters and rope_parameters["rope_type"] == "yarn":
-            rope_parameters = dict(dict(original_max_position_embeddings=max_position_embeddings), **rope_parameters)
-            if not rope_parameters["original_max_position_embeddings"]:
-                raise ValueError("rope_scaling: which length was the model trained at? give original_max_position_embeddings")
-            if rope_base <= 1:
-                raise ValueError("rope_scaling: yarn needs a rope_base above 1")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads={num_kv_heads!r} does not divide num_heads {num_heads}")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        rope_parameters = rope_scaling or rope_parameters
         if rope_parameters:  # afterwards: transformers 5 would look for a max_position_embeddings
-            self.rope_parameters = dict(rope_parameters, rope_theta=rope_base)
+            self.rope_parameters = checked_rotations(rope_parameters, rope_base, max_position_embeddings)
 
     def _validate_yarn_rope_parameters(self, *_, **__):
         """Replaces that of transformers 5, which looks for a max_position_embeddings."""
