@@ -249,8 +249,12 @@ static inline bool checkpoint_check_extra(const CheckpointSource* s, Error* err)
                     known = strcmp(want.name, have->name) == 0;
                 }
             if (!known)
-                return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
-                            have->path, have->name);
+                return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes%s",
+                            have->path, have->name,
+                            strcmp(have->name, "lm_head.weight") == 0
+                                ? ": tie_word_embeddings true makes the embedding the head; set it to false "
+                                  "to read both"
+                                : "");
         }
     }
     return true;

@@ -75,7 +75,7 @@ flag_text config.json: use_k_shift
 vocab_huge config.json: vocab_size=1e+18 is not a whole number
 eos_outside config.json: bos_token_id or eos_token_id is not below vocab_size 40
 gate_unknown config.json: fgate_type=half is none of full, bias_only, fixed, none
-tied model.safetensors: tensor 'lm_head.weight' is not part of the model that the config describes
+tied model.safetensors: tensor 'lm_head.weight' is not part of the model that the config describes: tie_word_embeddings true makes the embedding the head; set it to false to read both
 windowed config.json: window_size=-1 is not a whole number from 0
 grouped config.json: num_kv_heads 3 does not divide num_heads 2
 other_model config.json: model_type 'gpt2'
