@@ -57,25 +57,24 @@ def trained_length(folder, config):
     return read_json(folder / "trainer.json")["options"]["seq-len"]
 
 
-def rotations(config, length):
-    """Keys of config.json: YaRN's length is that of the training before, times the factor."""
+def rotations(folder, config, length):
+    """Keys of config.json: YaRN's length is, unless given, that of the training before, times the factor."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if not scaling:
-        return dict(max_position_embeddings=length, rope_scaling=None)
-    scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}
-    if scaling.setdefault("rope_type", scaling.get("type", "default")) == "yarn":
-        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-        length = round(scaling["original_max_position_embeddings"] * scaling["factor"])
-    return dict(max_position_embeddings=length, rope_scaling=scaling)
+    if scaling:
+        scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}
+        if scaling.setdefault("rope_type", scaling.get("type", "default")) == "yarn":
+            scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+            length = length or round(scaling["original_max_position_embeddings"] * scaling["factor"])
+    return dict(max_position_embeddings=length or trained_length(folder, config), rope_scaling=scaling or None)
 
 
-def llama_config(config, length, dtype):
+def llama_config(config, rotated, dtype):
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "initializer_range")
     return dict(
         architectures=["LlamaForCausalLM"], model_type="llama", **{key: config[key] for key in same},
         num_attention_heads=config["num_heads"], num_key_value_heads=config["num_kv_heads"],
         head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu",
-        **rotations(config, length), rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
+        **rotated, rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
         attention_bias=False, mlp_bias=False,
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         bos_token_id=config.get("bos_token_id"), eos_token_id=config.get("eos_token_id"), torch_dtype=dtype)
@@ -139,7 +138,7 @@ def copy(path, to, new, length):
 def convert(folder, out, length):
     config = read_config(folder)
     names = layout(config)
-    length = length or trained_length(folder, config)
+    rotated = rotations(folder, config, length)
     sharded = not (folder / "model.safetensors").exists()
     weight_map = read_json(folder / INDEX)["weight_map"] if sharded else {"": "model.safetensors"}
     files = sorted(set(weight_map.values()))
@@ -160,7 +159,7 @@ def convert(folder, out, length):
         for name in TOKENIZER:
             if (folder / name).exists():
                 shutil.copy(folder / name, part)
-        (part / "config.json").write_text(json.dumps(llama_config(config, length, dtype), indent=2) + "\n")
+        (part / "config.json").write_text(json.dumps(llama_config(config, rotated, dtype), indent=2) + "\n")
 
 
 def main():

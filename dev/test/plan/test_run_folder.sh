@@ -55,6 +55,8 @@ written() { sed -n "s/^ *\"$1\": \(.*[^,]\),*$/\1/p" "$scratch/longer/config.jso
 scaled '"rope_parameters": {"rope_type": "yarn", "factor": 4}'
 check "YaRN" llama_of
 equals "16 64" "$(written original_max_position_embeddings) $(written max_position_embeddings)"
+check "YaRN with a length of its own" llama_of --length 48
+equals "16 48" "$(written original_max_position_embeddings) $(written max_position_embeddings)"
 scaled '"rope_parameters": {"rope_type": "yarn", "factor": 4}, "rope_scaling": {"rope_type": "linear", "factor": 2}'
 check "both keys of transformers" llama_of
 equals '"linear"' "$(written rope_type)" # the older goes before
