@@ -92,14 +92,26 @@ static inline void resume_check_data_order(const Run* run) {
             before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
 }
 
+// The factor of an item rope_scaling=ntk:FACTOR of --set; 0: another item, or a malformed one.
+static inline double resume_ntk_factor(const char* item) {
+    static const char key[] = "rope_scaling=";
+    RopeScaling r = {ROPE_PLAIN, 1, 0};
+    Error ignored;
+    const bool ok =
+        strncmp(item, key, strlen(key)) == 0 && rope_scaling_parse(&r, "--set", item + strlen(key), &ignored);
+    return ok && r.type == ROPE_NTK ? r.factor : 0;
+}
+
 // Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the
 // checkpoint, but the rope_base that it made of that of --init.
 static inline void resume_check_ntk(const Run* run, const Options* o) {
     const Options* before = &run->before;
     for (int i = 0; i < o->set.count; i++) {
         const char* item = o->set.items[i];
-        bool recorded = strncmp(item, "rope_scaling=ntk", strlen("rope_scaling=ntk")) != 0 || !o->init;
-        for (int k = 0; k < before->set.count; k++) recorded |= strcmp(before->set.items[k], item) == 0;
+        const double factor = resume_ntk_factor(item);
+        bool recorded = factor == 0 || !o->init;
+        for (int k = 0; k < before->set.count; k++)
+            recorded |= resume_ntk_factor(before->set.items[k]) == factor;
         if (!recorded) die("--set %s: the run in %s began without it; leave it out", item, resume_name(run));
     }
 }

@@ -164,6 +164,7 @@ rotations() {
         out=$base-${kind%:4}
         check "$kind" "$trainer" --init "$plain" $start --set rope_scaling=$kind --out "$out" --max-steps 2
         check "$kind goes on" "$trainer" --init "$plain" $start --set rope_scaling=$kind --out "$out" --resume --max-steps 3
+        check "$kind.0 is the same" "$trainer" --init "$plain" $start --set rope_scaling=$kind.0 --out "$out" --resume --max-steps 3
         check "$kind goes on by itself" "$trainer" --out "$out" --resume --max-steps 4
     done
     check "the length of the training before" grep -q '"original_max_position_embeddings": 16' "$base-yarn/step_00000002/config.json"
