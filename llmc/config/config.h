@@ -353,20 +353,9 @@ static inline bool config_key_of_kind(const ConfigKey* key) {
                                              key->offset == offsetof(Config, use_lower_bound));
 }
 
-// Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
-// names the file or option in messages.
-static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
-    const ConfigKey* key = NULL;
-    char hint[2 * NEAREST_BYTES];
-    Nearest near = nearest_to(name, strlen(name));
-    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
-        if (!config_has_key(c, &config_keys[i])) continue;
-        if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
-        nearest_try(&near, config_keys[i].name);
-    }
-    if (!key)
-        return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
-                    name, nearest_hint(&near, hint, ""));
+// Sets a key from its text, as config_set. `name` is what messages call it.
+static inline bool config_set_key(Config* c, const char* where, const ConfigKey* key, const char* name,
+                                  const char* text, Error* err) {
     void* field = (char*)c + key->offset;
     if (key->type == KEY_ROPE) return rope_scaling_parse((RopeScaling*)field, where, text, err);
     if (key->type == KEY_LAYERS) return layer_types_parse((LayerTypes*)field, where, text, err);
@@ -397,6 +386,23 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
     }
     return fail(err, "%s: %s=%s is %s %s", where, name, text, key->bytes ? "none of" : "not supported, only",
                 supported);
+}
+
+// Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
+// names the file or option in messages.
+static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
+    const ConfigKey* key = NULL;
+    char hint[2 * NEAREST_BYTES];
+    Nearest near = nearest_to(name, strlen(name));
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        if (!config_has_key(c, &config_keys[i])) continue;
+        if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
+        nearest_try(&near, config_keys[i].name);
+    }
+    if (!key)
+        return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
+                    name, nearest_hint(&near, hint, ""));
+    return config_set_key(c, where, key, name, text, err);
 }
 
 // Does the gate's bias start from config_long_gate_bias?

@@ -70,6 +70,21 @@ static inline bool config_check_layers(Config* c, const char* where, Error* err)
     return true;
 }
 
+// Checks the sizes of heads. heads, key_heads: what the file calls their numbers.
+static inline bool config_check_heads(const Config* c, const char* where, const char* heads,
+                                      const char* key_heads, Error* err) {
+    if (config_inner_size(c) % c->num_heads != 0)
+        return fail(err, "%s: hidden_size %lld is not a multiple of %s %lld", where,
+                    (long long)c->hidden_size, heads, (long long)c->num_heads);
+    if (c->num_heads % config_key_heads(c) != 0)
+        return fail(err, "%s: %s %lld does not divide %s %lld", where, key_heads, (long long)c->num_kv_heads,
+                    heads, (long long)c->num_heads);
+    if (c->head_dim && c->head_dim != config_head_size(c))
+        return fail(err, "%s: heads of %s, but hidden_size and %s give %lld", where,
+                    counted(c->head_dim, "channel").text, heads, (long long)config_head_size(c));
+    return true;
+}
+
 // Checks that the keys fit together, and settles what one implies: a fixed gate
 // always has the long initialisation. Where that is off, decay times mean nothing, and the paper's code
 // insists on null.
@@ -80,17 +95,9 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
         (c->decay_time_min != CONFIG_DECAY_TIME_MIN || c->decay_time_max != CONFIG_DECAY_TIME_MAX))
         return fail(err, "%s: decay_time_min and decay_time_max need a gate with fgate_bias_init=true",
                     where);
-    if (config_inner_size(c) % c->num_heads != 0)
-        return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
-                    (long long)c->hidden_size, (long long)c->num_heads);
-    if (c->num_heads % config_key_heads(c) != 0)
-        return fail(err, "%s: num_kv_heads %lld does not divide num_heads %lld", where,
-                    (long long)c->num_kv_heads, (long long)c->num_heads);
+    if (!config_check_heads(c, where, "num_heads", "num_kv_heads", err)) return false;
     // the paper's code writes the number of heads here when every head has keys and values of its own
     if (c->num_kv_heads == c->num_heads) c->num_kv_heads = 0;
-    if (c->head_dim && c->head_dim != config_head_size(c))
-        return fail(err, "%s: heads of %s, but hidden_size and num_heads give %lld", where,
-                    counted(c->head_dim, "channel").text, (long long)config_head_size(c));
     if (c->mixer != MIXER_GATED_DELTANET) c->head_dim = 0;
     if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,

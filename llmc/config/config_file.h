@@ -273,7 +273,7 @@ static inline bool config_set_named(Config* c, const char* path, const ConfigKey
         value = boolean ? "true" : "false";
     else if (json_is_null(j, node))
         value = "null";
-    if (value) return config_set(c, path, key->name, value, err);
+    if (value) return config_set_key(c, path, key, name, value, err);
     return fail(err, "%s: %s is %s", path, name, json_string(j, node) ? "a text" : "an array or an object");
 }
 
@@ -323,6 +323,8 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
         ok = config_set_named(c, path, key, llama ? config_llama_key(key->name) : key->name, &j, 0, err);
     }
     json_free(&j);
+    const char *heads = config_llama_key("num_heads"), *key_heads = config_llama_key("num_kv_heads");
+    ok = ok && (!llama || config_check_heads(c, path, heads, key_heads, err)); // messages with its keys
     return ok && config_check(c, path, err);
 }
 

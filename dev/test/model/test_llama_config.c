@@ -38,7 +38,14 @@ static int test_llama_config(void) {
           (long long)c.rope_scaling.length);
     check_llama("", "num_attention_heads is missing", &c);
     check_llama(", \"num_attention_heads\": 4, \"attention_bias\": true", "attention_bias", &c);
-    check_llama(", \"num_attention_heads\": 4, \"head_dim\": 4", "heads of 4 channels", &c);
+    // with the file's own keys
+    check_llama(", \"num_attention_heads\": 4, \"head_dim\": 4",
+                "but hidden_size and num_attention_heads give 2", &c);
+    check_llama(", \"num_attention_heads\": 3", "is not a multiple of num_attention_heads 3", &c);
+    check_llama(", \"num_attention_heads\": 4, \"num_key_value_heads\": 3",
+                "num_key_value_heads 3 does not divide num_attention_heads 4", &c);
+    check_llama(", \"num_attention_heads\": 4, \"num_key_value_heads\": 0", "num_key_value_heads=0 is not",
+                &c);
     check_llama(", \"num_attention_heads\": 4, \"rms_norm_eps\": \"x\"", "rms_norm_eps", &c);
     return test_report();
 }
