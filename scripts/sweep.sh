@@ -11,7 +11,8 @@
 #   MODELS   presets, with settings if there are any: fox-pro-125m,use_rope=true. A name in front of a model is its
 #            folders': rope:fox-pro-125m,use_rope=true
 #   SETS     settings that each model is trained with, as in SETS="preset use_rope=true num_heads=6,qk_norm=false":
-#            keys of config.json and options of the trainer, --NAME=VALUE, joined by commas. preset (default): none
+#            keys of config.json and options of the trainer, --NAME=VALUE, joined by commas. preset (default): none.
+#            layer_types keeps its own commas: layer_types=deltanet*3,attention:window=64,num_heads=6
 #   LRS      learning rates; preset (default): the model's own; "grid START": a search
 #   SEEDS    1 by default
 #
@@ -63,13 +64,15 @@ points=()  # MODEL[,SETTING...]
 checked=() # the trainer's options among settings, rates and seeds
 declare -A names=() owners=() # of a point: what its files and folders begin with; and the point of that
 for model in $MODELS; do
+    named=$model
+    [[ ! $model =~ ^([^:,]*):(.*) ]] || named=${BASH_REMATCH[1]} model=${BASH_REMATCH[2]}
     for set in $SETS; do
-        set=${set#preset} point=${model#*:}${set:+,$set} name=${model%%:*}${set:+,$set}
-        name=${name//,--/,} name=${name//=/-} name=${name/,/_} name=${name//,/+}
+        set=${set#preset} point=$model${set:+,$set} name=$named${set:+,$set}
+        name=${name//,--/,} name=${name//=/-} name=${name/,/_} name=${name//,/+} name=${name//\*/x} name=${name//:/.}
         [ "${owners[$name]:-$point}" = "$point" ] || die "$name: the name of two models: $point and ${owners[$name]}"
         points+=("$point") names[$point]=$OUT/$name owners[$name]=$point
-        IFS=, read -ra settings <<<"$point"
-        for setting in "${settings[@]:1}"; do
+        model_options "$point"
+        for setting in "${settings[@]}"; do
             refuse_fixed "$setting"
             case $setting in
             */* | --data=* | --val-data=*) die "$setting: files are options of all runs: give it as an argument" ;;
@@ -152,16 +155,13 @@ has_diverged() {
 # train GPU FOLDER "POINT LR SEED [search]" OPTIONS...: one run. Sets code to its exit code, or if it is of a search
 # and has diverged, to 0, and diverged
 train() {
-    local gpu=$1 out=$2 point lr seed search settings setting command now
+    local gpu=$1 out=$2 point lr seed search settings options command now
     read -r point lr seed search <<<"$3"
     shift 3
-    IFS=, read -ra settings <<<"$point"
-    command=("$TRAINER" --model "${settings[0]}" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
+    model_options "$point"
+    command=("$TRAINER" "${options[@]:0:2}" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
     [ "$lr" = preset ] || command+=(--lr "$lr")
-    command+=("$@")
-    for setting in "${settings[@]:1}"; do
-        case $setting in --*) command+=("$setting") ;; *) command+=(--set "$setting") ;; esac
-    done
+    command+=("$@" "${options[@]:2}")
     diverged=
     if now=$(state_of "$out" "${command[@]}") && [ "$(cat "$out/done" 2>/dev/null)" = "$now" ]; then
         say "done already: $out"

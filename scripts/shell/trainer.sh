@@ -9,14 +9,32 @@ choose_trainer() {
     TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
 }
 
+# model_options "MODEL[,SETTING...]": sets settings, in which commas stand within layer_types too, and options, the trainer's
+model_options() {
+    local parts part
+    IFS=, read -ra parts <<<"$1"
+    settings=() options=(--model "${parts[0]}")
+    for part in "${parts[@]:1}"; do
+        if [[ ${settings[*]: -1} = layer_types=* && ! $part =~ ^[a-z0-9_-]+= ]]; then
+            settings[-1]+=,$part
+        else
+            settings+=("$part")
+        fi
+    done
+    for part in "${settings[@]}"; do
+        case $part in --*) options+=("$part") ;; *) options+=(--set "$part") ;; esac
+    done
+}
+
 # check_models "MODEL[,SETTING...]..." OPTION...: ends the script, whose die() it calls, where the trainer refuses to train one
 # of the models with the options, KEY=VALUE and --NAME=VALUE
 check_models() {
-    local models=$1 model refused
+    local models=$1 model refused settings options
     shift
     for model in $models; do
-        refused=$("$TRAINER" --dry-run config --model "${model%%,*}" "$@" $(tr , '\n' <<<"$model" | sed '1d; /^--/!s/^/--set /') \
-            2>&1 >/dev/null | sed -n '/^error: --resume-from: only a training/d; s/^error: //p')
+        model_options "$model"
+        refused=$("$TRAINER" --dry-run config "$@" "${options[@]}" 2>&1 >/dev/null |
+            sed -n '/^error: --resume-from: only a training/d; s/^error: //p')
         [ -z "$refused" ] || die "$refused"
     done
 }

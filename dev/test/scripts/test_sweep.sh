@@ -187,6 +187,16 @@ equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
 MODELS=base:a,qk_norm=false SETS="preset x=1" check "a name" sweep named
 equals "base_lr-preset_seed-1 base_x-1_lr-preset_seed-1" "$(ls $scratch/named | xargs)"
 equals 1 "$(grep -c -e "--model a --seed 1 --keep 1 --out $scratch/named/base_x-1_.* --resume --set qk_norm=false --set x=1$" $CALLS)"
+# layer_types, whose pattern has commas, colons and a sign of equality
+MODELS="a,layer_types=deltanet*3,attention:window=64,attention,num_heads=6 y:b" SETS="preset layer_types=attention:window=8:rope,mamba2,--lr-end=0" \
+    check "layer_types" sweep kinds
+equals "a a_layer_types-deltanetx3+attention.window-64+attention+num_heads-6+layer_types-attention.window-8.rope+mamba2+lr-end-0_lr-preset_seed-1 \
+--set layer_types=deltanet*3,attention:window=64,attention --set num_heads=6 --set layer_types=attention:window=8:rope,mamba2 --lr-end=0
+a a_layer_types-deltanetx3+attention.window-64+attention+num_heads-6_lr-preset_seed-1 \
+--set layer_types=deltanet*3,attention:window=64,attention --set num_heads=6
+b y_layer_types-attention.window-8.rope+mamba2+lr-end-0_lr-preset_seed-1 --set layer_types=attention:window=8:rope,mamba2 --lr-end=0
+b y_lr-preset_seed-1" \
+    "$(sed -n "s|.* --model \(.*\) --seed .* --out $scratch/kinds/\(.*\) --resume|\1 \2|p" $CALLS | sort)"
 MODELS="x:a x:b" dies "x: the name of two models: b and a" sweep refused
 SETS=use_rope dies "use_rope: not a setting" sweep refused
 fails 1 env TMPDIR=$scratch/none OUT=$scratch/refused TRAINER=$scratch/trainer scripts/sweep.sh
@@ -207,6 +217,7 @@ for option in "--data $scratch/none_*.bin" "--val-data=$scratch/none_*.bin:0.5" 
 done
 for refused in "b:fox-pr-nano|--model fox-pr-nano: no such preset (is fox-pro-nano meant?)" \
     "fox-pro-nano,use_rop=true|--set: no config key is called 'use_rop'" "fox-pro-nano,use_rope=2,--seq-len=64|--set: use_rope=2 is none of" \
+    "fox-pro-nano,layer_types=deltanet,attenton|layer_types: no kind of layer is called 'attenton'" \
     "fox-pro-nano,num_heads=3|fox-pro-nano: hidden_size 100 is not a multiple of num_heads 3" \
     "fox-pro-nano,--seq-len=60|--batch-tokens 64: not a multiple of the 60 tokens of a sequence"; do
     dies "${refused#*|}" env TRAINER=./train_fox MODELS="a:fox-pro-nano ${refused%%|*}" OUT=$scratch/refused scripts/sweep.sh \
