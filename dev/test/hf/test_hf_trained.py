@@ -141,6 +141,24 @@ def check_mamba2(checkpoint, tokens, expected):
     return check_below(1e-4, "Mamba2ForCausalLM", {"logits": error(model(tokens).logits, expected)})
 
 
+def check_refused_layers(config, checkpoint):
+    """Bad layer_types are a ValueError, as they are an error of the trainer."""
+    folder = checkpoint / "refused"
+    folder.mkdir()
+    for name in ("mamba2:rope", "mamba2:window=4", "attention:rope:norope", "attention:window=4:window=4", "attention:windows=4",
+                 "attention:window=-3", "attention:window=", f"attention:window={(1 << 24) + 1}", "attention:", "fox"):
+        changed = dict(config.to_dict(), layer_types=["mamba2", name, "gated_deltanet"])
+        (folder / "config.json").write_text(json.dumps(changed))
+        try:
+            type(config)(**changed)
+        except ValueError as problem:
+            assert "layer_types" in str(problem), problem
+        else:
+            raise AssertionError(f"{name} is not refused")
+        done = subprocess.run([ROOT / "train_fox", "--init", folder, "--dry-run", "config"], capture_output=True, text=True)
+        assert done.returncode == 1 and "layer_types" in done.stderr, f"{name}: the trainer: {done.stderr}"
+
+
 def check_stack(model, checkpoint, tokens):
     """Cache, padding and documents of a stack against the whole at once, and what save_pretrained writes."""
     check_config(checkpoint, model.config.to_dict())
@@ -160,6 +178,8 @@ def check_stack(model, checkpoint, tokens):
     check_documents(model, tokens)
     check_generate(model, tokens)
     model.config.document_reset = packed
+    if checkpoint.parent.name == "trained-stack-packed":
+        check_refused_layers(model.config, checkpoint)
     model.save_pretrained(checkpoint / "saved")
     assert (checkpoint / "saved/modeling_stack.py").exists() and (checkpoint / "saved/modeling_fox.py").exists()
     with torch.no_grad():

@@ -6,6 +6,7 @@ Opened in the same way:
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 """
 import copy
+import re
 
 import torch
 import torch.nn as nn
@@ -48,9 +49,11 @@ class FoxStackConfig(ForgettingTransformerConfig):
 def layer_config(config, layer):
     """The kind of a layer, and the config as the layer's block sees it."""
     own = copy.copy(config)
-    kind, *options = config.layer_types[layer].split(":")
-    if kind not in BLOCKS:
-        raise ValueError(f"layer_types: {kind!r} is none of {', '.join(BLOCKS)}")
+    name = config.layer_types[layer]
+    match = re.fullmatch("(attention)(:window=(0|[1-9][0-9]*))?(:rope|:norope)?|" + "|".join(BLOCKS), name)
+    if not match or int(match[3] or 0) > 1 << 24:
+        raise ValueError(f"layer_types: {name!r} is none of {', '.join(BLOCKS)} and attention:window=N:rope or :norope")
+    kind, window, rope = name.split(":")[0], match[3], match[4]
     if kind != "attention":
         own.num_heads = getattr(config, kind + "_num_heads")
         own.state_size, own.head_dim, own.expand_v = (
@@ -59,13 +62,10 @@ def layer_config(config, layer):
         channels = config.hidden_size * (2 if kind == "mamba2" else 1)
         if own.head_dim is None and channels % own.num_heads:
             raise ValueError(f"{kind}_num_heads {own.num_heads} does not divide {channels}")
-    for option in options:
-        if option.startswith("window="):
-            own.window_size = int(option.removeprefix("window="))
-        elif option in ("rope", "norope"):
-            own.use_rope = option == "rope"
-        else:
-            raise ValueError(f"layer_types: {option!r} is none of attention's window=N, rope and norope")
+    if window:
+        own.window_size = int(window)
+    if rope:
+        own.use_rope = rope == ":rope"
     return kind, own
 
 
