@@ -157,6 +157,14 @@ def check_refused_layers(config, checkpoint):
             raise AssertionError(f"{name} is not refused")
         done = subprocess.run([ROOT / "train_fox", "--init", folder, "--dry-run", "config"], capture_output=True, text=True)
         assert done.returncode == 1 and "layer_types" in done.stderr, f"{name}: the trainer: {done.stderr}"
+    lists = [("layer_types", value) for value in (3, None, [], {}, "mamba2", ["mamba2", None, "attention"], [1, 2, 3])]
+    for key, value in lists + [("mamba2_num_heads", None), ("mamba2_state_size", "16"), ("gated_deltanet_head_dim", 0)]:
+        try:
+            type(config)(**dict(config.to_dict(), **{key: value}))
+        except ValueError as problem:
+            assert key in str(problem), problem
+        else:
+            raise AssertionError(f"{key}={value} is not refused")
 
 
 def check_stack(model, checkpoint, tokens):

@@ -21,6 +21,11 @@ from .modeling_recurrent import (
 # ----------------------------------------------------------------------------
 # configuration
 
+# what config.json has of each recurrent kind, with its name in front
+SIZES = dict(deltanet=["num_heads"], hgrn2=["num_heads"], mamba2=["num_heads", "state_size"],
+             gated_deltanet=["num_heads", "head_dim", "expand_v"])
+
+
 class FoxStackConfig(ForgettingTransformerConfig):
     """The keys of config.json: attention's, and with a prefix those of the recurrent kinds."""
 
@@ -30,6 +35,8 @@ class FoxStackConfig(ForgettingTransformerConfig):
 
     def __init__(self, layer_types=("attention",), num_hidden_layers=None, **keys):
         own = {key: keys.pop(key) for key in list(keys) if key.startswith(tuple(kind + "_" for kind in BLOCKS))}
+        if not isinstance(layer_types, (list, tuple)) or not layer_types or {*map(type, layer_types)} != {str}:
+            raise ValueError(f"layer_types={layer_types!r} is no list of names")
         super().__init__(num_hidden_layers=num_hidden_layers or len(layer_types), **keys)
         self.layer_types = list(layer_types)  # afterwards: transformers 5 would rename and refuse the kinds
         for key, value in own.items():
@@ -55,10 +62,12 @@ def layer_config(config, layer):
         raise ValueError(f"layer_types: {name!r} is none of {', '.join(BLOCKS)} and attention:window=N:rope or :norope")
     kind, window, rope = name.split(":")[0], match[3], match[4]
     if kind != "attention":
-        own.num_heads = getattr(config, kind + "_num_heads")
-        own.state_size, own.head_dim, own.expand_v = (
-            getattr(config, f"{kind}_{size}", None) for size in ("state_size", "head_dim", "expand_v"))
-        own.use_rope = False
+        own.head_dim, own.use_rope = None, False
+        for size in SIZES[kind]:
+            value = getattr(config, f"{kind}_{size}", None)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{kind}_{size}={value!r} is not a whole number of at least 1")
+            setattr(own, size, value)
         channels = config.hidden_size * (2 if kind == "mamba2" else 1)
         if own.head_dim is None and channels % own.num_heads:
             raise ValueError(f"{kind}_num_heads {own.num_heads} does not divide {channels}")
