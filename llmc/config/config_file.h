@@ -244,11 +244,14 @@ static inline bool config_set_layers(Config* c, const char* path, const char* na
     if (!json_is(j, list, JSON_ARRAY)) return fail(err, "%s: %s is missing, or is no list", path, name);
     for (int node = json_first(j, list); node >= 0; node = json_next(j, node)) {
         LayerRun run;
+        char written[64];
         const char* text = json_string(j, node);
         if (!text) return fail(err, "%s: %s is not a list of texts", path, name);
-        if (!layer_run_parse(&run, path, text, strlen(text), err) ||
-            !layer_types_add(&types, path, &run, err))
-            return false;
+        if (!layer_run_parse(&run, path, text, strlen(text), err)) return false;
+        layer_type_text(written, sizeof written, &run);
+        if (strcmp(written, text) != 0) // other programs read the list too
+            return fail(err, "%s: %s: a name a layer, '%s', not '%s'", path, name, written, text);
+        if (!layer_types_add(&types, path, &run, err)) return false;
     }
     types.listed = layer_types_period(&types);
     if (types.listed == 0) return fail(err, "%s: %s is empty", path, name);

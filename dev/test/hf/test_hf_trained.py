@@ -146,7 +146,8 @@ def check_refused_layers(config, checkpoint):
     folder = checkpoint / "refused"
     folder.mkdir()
     for name in ("mamba2:rope", "mamba2:window=4", "attention:rope:norope", "attention:window=4:window=4", "attention:windows=4",
-                 "attention:window=-3", "attention:window=", f"attention:window={(1 << 24) + 1}", "attention:", "fox"):
+                 "attention:window=-3", "attention:window=", f"attention:window={(1 << 24) + 1}", "attention:", "fox",
+                 "attention*1", "attention:window=1Ki", "attention:window=04", "attention:rope:window=4"):
         changed = dict(config.to_dict(), layer_types=["mamba2", name, "gated_deltanet"])
         (folder / "config.json").write_text(json.dumps(changed))
         try:

@@ -122,6 +122,26 @@ static void check_layer_types(void) {
     }
 }
 
+// In config.json each layer has its name alone, in one way of writing it: what modeling_stack.py reads.
+static void check_listed_names(void) {
+    static const char* const other[][2] = {{"mamba2*2", "mamba2"},
+                                           {"attention:window=1Ki", "attention:window=1024"},
+                                           {"attention:window=04", "attention:window=4"},
+                                           {"attention:rope:window=4", "attention:window=4:rope"}};
+    for (int i = 0; i < (int)(sizeof other / sizeof other[0]); i++) {
+        Config c;
+        char text[512], want[160];
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"fox_stack\", \"vocab_size\": 257, \"hidden_size\": 128, "
+                 "\"num_hidden_layers\": 2, \"num_heads\": 2, \"layer_types\": [\"%s\"]}",
+                 other[i][0]);
+        snprintf(want, sizeof want, "x: layer_types: a name a layer, '%s', not '%s'", other[i][1],
+                 other[i][0]);
+        CHECK(!config_parse(&c, "x", text, strlen(text), &err) && strcmp(err.msg, want) == 0, "%s: %s",
+              other[i][0], err.msg);
+    }
+}
+
 // HGRN2's lower bounds, a row for each of its layers.
 static void check_lower_bounds(void) {
     Config c = preset("fox-pro-nano"), back;
@@ -180,6 +200,7 @@ static int test_layer_types(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
     path_join(config_path, folder, "config.json");
     check_layer_types();
+    check_listed_names();
     check_lower_bounds();
     check_stack_presets();
     return test_report();
