@@ -78,6 +78,25 @@ static inline void model_check_keys(const Options* o, const Config* c) {
         }
 }
 
+// Dies where --set gives a key of attention to a stack that has none, unless its value turns the key off.
+static inline void model_check_attention_keys(const Options* o, const Config* c) {
+    static const char* const keys[] = {
+        "num_kv_heads",    "window_size",  "rope_base",      "use_rope",
+        "rope_scaling",    "qk_norm",      "use_k_shift",    "qk_norm_share_param_across_head",
+        "use_v_shift",     "fgate_type",   "decay_time_min", "log_pruning_tolerance",
+        "use_output_gate", "pruning_rule", "decay_time_max", "fgate_bias_init",
+        "use_output_norm"};
+    static const char* const off[] = {"null", "false", "0", "none", "ours"};
+    for (int i = 0; i < o->set.count && !config_has_attention(c); i++) {
+        const char *item = o->set.items[i], *value = strchr(item, '=') + 1;
+        bool is_off = false;
+        for (size_t k = 0; k < sizeof off / sizeof off[0]; k++) is_off |= strcmp(value, off[k]) == 0;
+        for (size_t k = 0; k < sizeof keys / sizeof keys[0] && !is_off; k++)
+            if (strncmp(item, keys[k], strlen(keys[k])) == 0 && value == item + strlen(keys[k]) + 1)
+                die("--set %s: a key of attention, and no layer is attention", item);
+    }
+}
+
 // Changes the config by --set.
 static inline void model_set(Config* c, const Options* o) {
     Error err;
@@ -186,6 +205,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     if (!o->init) model_complete(&c, o, known);
     model_complete_rope(&c, o, known, recipe);
     model_check_keys(o, &c);
+    if (config_is_stack(&c)) model_check_attention_keys(o, &c);
     if (model_sets(o, "rope_base") && !config_uses_rope(&c))
         die("--set rope_base: this model has no RoPE (use_rope is false)");
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);

@@ -100,6 +100,8 @@ END
     said "sequence                        16 tokens"
     check "a window" run --model fox-pro-nano --set window_size=33 --dry-run config
     said '"window_size": 33'
+    check "no attention" run --model samba2-nano --set layer_types=mamba2 --set window_size=0 --set use_rope=false --dry-run config
+    said '"window_size": null'
     check "no window" run --model transformer-swa-nano --set window_size=0 --dry-run config
     said '"window_size": null'
     check "--dry-run" run --model fox-pro-760m --dry-run

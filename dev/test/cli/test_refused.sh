@@ -216,6 +216,11 @@ $tiny --set layer_types=attention:window=4:rope:window=4|'window=4' of 'attentio
 $tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers is
 $tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 32 channels of the layers
 $tiny --set mamba2_num_heads=4|mamba2_num_heads: no layer is mamba2
+$tiny --set layer_types=mamba2 --set num_kv_heads=1|--set num_kv_heads=1: a key of attention, and no layer is attention
+$tiny --set layer_types=mamba2,hgrn2 --set num_hidden_layers=2 --set window_size=9|--set window_size=9: a key of attention
+$tiny --set layer_types=mamba2 --set rope_base=100|--set rope_base=100: a key of attention
+$tiny --set layer_types=mamba2 --set log_pruning_tolerance=-5|--set log_pruning_tolerance=-5: a key of attention
+$tiny --set layer_types=mamba2 --set use_rope=true|--set use_rope=true: a key of attention
 $tiny --set layer_types=mamba2 --sequence-ranks 2 --dry-run|--sequence-ranks 2: ranks cannot share the layers of a model with layer_types
 $tiny --set layer_types=mamba2 --dry-run --gpu H200|--gpu: the memory of FoxStackForCausalLM is planned by ./train_foxcu alone
 --model mamba2-nano --set window_size=9|--set: no config key is called 'window_size'
