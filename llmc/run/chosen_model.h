@@ -207,7 +207,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     model_check_keys(o, &c);
     if (config_is_stack(&c)) model_check_attention_keys(o, &c);
     if (model_sets(o, "rope_base") && !config_uses_rope(&c))
-        die("--set rope_base: this model has no RoPE (use_rope is false)");
+        die("--set rope_base: no layer has RoPE (use_rope, layer_types)");
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;
 }
