@@ -26,6 +26,7 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
     seconds, tokens_per_second       of the pass over all T; the first batch, which warms up, counts for the
                                      seconds alone
     checkpoint, data, model          --init, --val-data, and the --model that trainer.json names or null
+    set, roll                        where they were given: the texts of --set, and --roll
     trained_seq_len, code_version    the --seq-len of training, or null
 
 Called by main.h. Errors end the program.
@@ -111,6 +112,10 @@ static inline void evaluation_write(ResultFile* file, const Run* run, const Posi
     json_put_double(&w, "tokens_per_second", rate);
     json_put_string(&w, "checkpoint", run->options.init);
     json_put_string(&w, "data", run->options.val_data);
+    const CliList* set = &run->options.set;
+    if (set->count) json_begin_array(&w, "set");
+    for (int i = 0; i < set->count; i++) json_put_string(&w, NULL, set->items[i]);
+    if (set->count) json_end(&w);
     if (run->options.roll != OPTION_UNSET) json_put_int(&w, "roll", run->options.roll);
     json_put_string(&w, "model", json_string(&run->record, run_recorded(run, "model")));
     if (json_int64(&run->record, run_recorded(run, "seq-len"), &trained))

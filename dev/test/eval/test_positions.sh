@@ -69,7 +69,8 @@ sequences() {
     evaluate $double --val-data "$shards/text.bin" --seq-len 40 --val-tokens 161 --micro-batch 2
     check "its losses" positions dump "$scratch/dump" "$result" 1e-12
     equals "$model $shards/text.bin fox-pro-nano 16" "$(positions numbers "$result" checkpoint data model trained_seq_len)"
-    evaluate build/test/train_fox_sanitized --val-data "$shards/text.bin" --seq-len 40 --val-tokens 161
+    evaluate build/test/train_fox_sanitized --val-data "$shards/text.bin" --seq-len 40 --val-tokens 161 --set window_size=8 --set use_rope=true
+    equals "['window_size=8', 'use_rope=true']" "$(positions numbers "$result" set)"
     check "one sequence" $double --init "$model" --data "$shards/text.bin" --seq-len 640 --batch-tokens 640 \
         --dump "$scratch/dump"
     evaluate $double --val-data "$shards/text.bin" --seq-len 640 --val-tokens 1
