@@ -48,16 +48,18 @@ static inline bool config_check_layers(Config* c, const char* where, Error* err)
         const bool has = config_is_stack(c) && config_layers_of(c, (MixerKind)m) > 0;
         int64_t* heads = &c->kind_heads[m];
         if (!has && *heads)
-            return fail(err, "%s: %s_num_heads: no layer is %s", where, mixer_names[m], mixer_names[m]);
+            return fail(err, "%s: layer_types has no %s layer, but %s_num_heads is set", where,
+                        mixer_names[m], mixer_names[m]);
         if (has && *heads == 0) *heads = config_family_heads((MixerKind)m, c->hidden_size);
     }
     if (c->use_lower_bound && c->mixer == MIXER_ATTENTION && c->kind_heads[MIXER_HGRN2] == 0)
-        return fail(err, "%s: hgrn2_use_lower_bound: no layer is hgrn2", where);
+        return fail(err, "%s: layer_types has no hgrn2 layer, but hgrn2_use_lower_bound is set", where);
     for (size_t i = 0; i < sizeof config_kind_sizes / sizeof config_kind_sizes[0]; i++) {
         const MixerKind kind = config_kind_sizes[i].mixer;
         int64_t* size = (int64_t*)((char*)c + config_kind_sizes[i].offset);
         if (*size && c->kind_heads[kind] == 0)
-            return fail(err, "%s: %s: no layer is %s", where, config_kind_sizes[i].key, mixer_names[kind]);
+            return fail(err, "%s: layer_types has no %s layer, but %s is set", where, mixer_names[kind],
+                        config_kind_sizes[i].key);
         if (*size == 0 && c->kind_heads[kind]) *size = config_kind_sizes[i].of_family;
     }
     for (int m = MIXER_ATTENTION + 1; m < NUM_MIXERS; m++) {

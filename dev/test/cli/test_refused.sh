@@ -215,7 +215,8 @@ $tiny --set layer_types=attention:rope:norope|'norope' of 'attention:rope:norope
 $tiny --set layer_types=attention:window=4:rope:window=4|'window=4' of 'attention:window=4:rope:window=4' is none of
 $tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers is
 $tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 32 channels of the layers
-$tiny --set mamba2_num_heads=4|mamba2_num_heads: no layer is mamba2
+$tiny --set mamba2_num_heads=4|layer_types has no mamba2 layer, but mamba2_num_heads is set
+--init dev/test/fixtures/model/stack-all-kinds --set layer_types=hgrn2*3,deltanet,gated_deltanet|layer_types has no mamba2 layer, but mamba2_num_heads is set
 $tiny --set layer_types=mamba2 --set num_kv_heads=1|--set num_kv_heads=1: a key of attention, and no layer is attention
 $tiny --set layer_types=mamba2,hgrn2 --set num_hidden_layers=2 --set window_size=9|--set window_size=9: a key of attention
 $tiny --set layer_types=mamba2 --set rope_base=100|--set rope_base=100: a key of attention

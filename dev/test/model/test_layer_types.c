@@ -159,7 +159,7 @@ static void check_lower_bounds(void) {
     params_free(&t);
     c = preset("fox-gdn-nano");
     CHECK(config_set(&c, "--set", "hgrn2_use_lower_bound", "true", &err) && !config_check(&c, "x", &err) &&
-              strcmp(err.msg, "x: hgrn2_use_lower_bound: no layer is hgrn2") == 0,
+              strcmp(err.msg, "x: layer_types has no hgrn2 layer, but hgrn2_use_lower_bound is set") == 0,
           "%s", err.msg);
 }
 
