@@ -323,6 +323,10 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
         const ConfigKey* key = &config_keys[i];
         if (!config_has_key(c, key) || (llama && config_differs_in_llama(key->name))) continue;
         if (key->type == KEY_LAYERS && !config_classes[known].stack) continue;
+        int64_t heads; // flash-linear-attention's num_v_heads may say that values have the heads of keys
+        if (strcmp(key->name, "num_v_heads") == 0 && json_int64(&j, json_get(&j, 0, key->name), &heads) &&
+            heads == c->num_heads)
+            continue;
         ok = config_set_named(c, path, key, llama ? config_llama_key(key->name) : key->name, &j, 0, err);
     }
     json_free(&j);

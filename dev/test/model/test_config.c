@@ -428,6 +428,21 @@ static void check_impossible(void) {
     CHECK(config_check(&c, "x", &err), "an odd head size is refused without RoPE: %s", err.msg);
 }
 
+// flash-linear-attention's num_v_heads, which may say that keys and values have the same heads.
+static void check_value_heads(void) {
+    for (int heads = 2; heads <= 4; heads += 2) {
+        char text[256];
+        Config c;
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"gated_deltanet\", \"vocab_size\": 10, \"hidden_size\": 8, "
+                 "\"num_hidden_layers\": 1, \"num_heads\": 2, \"num_v_heads\": %d}",
+                 heads);
+        const bool read = config_parse(&c, "x", text, strlen(text), &err);
+        CHECK(read == (heads == 2) && (read || strstr(err.msg, "num_v_heads=4 is not supported")),
+              "%d of 2: %s", heads, err.msg);
+    }
+}
+
 static void check_family(const char* name, const char* model_type, const char* architecture) {
     Config c = preset(name), back;
     Json j;
@@ -455,6 +470,7 @@ static void check_family(const char* name, const char* model_type, const char* a
 
 static void check_files(void) {
     static const char gated[] = "forgetting_transformer-project_fox", plain[] = "transformer-project_fox";
+    check_value_heads();
     check_family("fox-pro-nano", gated, "ForgettingTransformerForCausalLM");
     check_family("fox-llama-125m", gated, "ForgettingTransformerForCausalLM");
     check_family("transformer-pro-760m", gated, "ForgettingTransformerForCausalLM");

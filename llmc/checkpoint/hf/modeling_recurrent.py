@@ -77,7 +77,8 @@ class GatedDeltaNetConfig(RecurrentConfig):
 
     model_type = "gated_deltanet"
 
-    def __init__(self, **keys):
+    def __init__(self, num_v_heads=None, **keys):
+        keys["num_v_heads"] = None if num_v_heads == keys.get("num_heads") else num_v_heads
         only = dict(attn_mode="chunk", num_v_heads=None, use_gate=True, use_short_conv=True, conv_size=CONV_WIDTH,
                     allow_neg_eigval=False, attn=None, hidden_act="swish")
         super().__init__(dict(SHELL, head_dim=256, expand_v=2), only, **keys)
