@@ -399,6 +399,11 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
         nearest_try(&near, config_keys[i].name);
     }
+    if (!key && strcmp(name, "layer_types") == 0)
+        return fail(err,
+                    "%s: layer_types: all layers of this model are %s; begin with a model of attention, as "
+                    "--model fox-pro-nano",
+                    where, mixer_names[c->mixer]);
     if (!key)
         return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
                     name, nearest_hint(&near, hint, ""));

@@ -208,7 +208,7 @@ $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch/none|--
 $tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch|--eval-requests $scratch: is not a regular file
 $tiny $batches --dry-run --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
 $tiny --set window_size=-1|--set: window_size=-1 is not a whole number
---model mamba2-nano --set layer_types=attention|--set: no config key is called 'layer_types'
+--model mamba2-nano --set layer_types=attention|--set: layer_types: all layers of this model are mamba2; begin with a model of attention, as --model fox-pro-nano
 $tiny --set layer_types=deltnet|--set: layer_types: no kind of layer is called 'deltnet' (is deltanet meant?): they are attention, deltanet, hgrn2
 $tiny --set layer_types=attention:windows=4|--set: layer_types: 'windows=4' of 'attention:windows=4' is none of attention's window=N, rope and norope
 $tiny --set layer_types=attention:rope:norope|'norope' of 'attention:rope:norope' is none of attention's window=N, rope and norope, or the second of its kind
