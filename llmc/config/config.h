@@ -353,6 +353,14 @@ static inline bool config_key_of_kind(const ConfigKey* key) {
                                              key->offset == offsetof(Config, use_lower_bound));
 }
 
+// Is the key of attention alone, neither of a recurrent family nor of a stack's recurrent layers?
+static inline bool config_key_of_attention(const ConfigKey* key) {
+    bool alone = key->type != KEY_LAYERS && !config_key_of_kind(key);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        alone &= config_keys[i].mixer == MIXER_ATTENTION || config_keys[i].offset != key->offset;
+    return alone;
+}
+
 // Sets a key from its text, as config_set. `name` is what messages call it.
 static inline bool config_set_key(Config* c, const char* where, const ConfigKey* key, const char* name,
                                   const char* text, Error* err) {

@@ -58,6 +58,14 @@ static inline bool init_is(const char* init, const char* started) {
     return *rest == '\0' || (started[n] == '/' && checkpoint_step(rest) >= 0);
 }
 
+// Does a key's text turn it off?
+static inline bool model_turns_off(const char* value) {
+    static const char* const off[] = {"null", "false", "none", "ours"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++) found |= strcmp(value, off[i]) == 0;
+    return found;
+}
+
 // Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its
 // value turns the key off, or of initial weights to a model that --init has weights of.
 static inline void model_check_keys(const Options* o, const Config* c) {
@@ -70,8 +78,7 @@ static inline void model_check_keys(const Options* o, const Config* c) {
         for (int k = 0; k < KEYS; k++) {
             const char *item = o->set.items[i], *value = item + strlen(keys[k]);
             if (strncmp(item, keys[k], strlen(keys[k])) != 0) continue;
-            if (k < GATE_KEYS && !config_has_gate(c) && strcmp(value, "null") != 0 &&
-                strcmp(value, "false") != 0 && strcmp(value, "ours") != 0)
+            if (k < GATE_KEYS && !config_has_gate(c) && !model_turns_off(value))
                 die("--set %s: this model has no forget gate (fgate_type is none)", item);
             if (k >= FIRST_INITIAL && o->init)
                 die("--set %s: of initial weights, and --init has weights: leave it out", item);
@@ -80,21 +87,15 @@ static inline void model_check_keys(const Options* o, const Config* c) {
 
 // Dies where --set gives a key of attention to a stack that has none, unless its value turns the key off.
 static inline void model_check_attention_keys(const Options* o, const Config* c) {
-    static const char* const keys[] = {
-        "num_kv_heads",    "window_size",  "rope_base",      "use_rope",
-        "rope_scaling",    "qk_norm",      "use_k_shift",    "qk_norm_share_param_across_head",
-        "use_v_shift",     "fgate_type",   "decay_time_min", "log_pruning_tolerance",
-        "use_output_gate", "pruning_rule", "decay_time_max", "fgate_bias_init",
-        "use_output_norm"};
-    static const char* const off[] = {"null", "false", "0", "none", "ours"};
-    for (int i = 0; i < o->set.count && !config_has_attention(c); i++) {
-        const char *item = o->set.items[i], *value = strchr(item, '=') + 1;
-        bool is_off = false;
-        for (size_t k = 0; k < sizeof off / sizeof off[0]; k++) is_off |= strcmp(value, off[k]) == 0;
-        for (size_t k = 0; k < sizeof keys / sizeof keys[0] && !is_off; k++)
-            if (strncmp(item, keys[k], strlen(keys[k])) == 0 && value == item + strlen(keys[k]) + 1)
+    for (int i = 0; i < o->set.count && !config_has_attention(c); i++)
+        for (int k = 0; k < NUM_CONFIG_KEYS; k++) {
+            const char *item = o->set.items[i], *value = strchr(item, '=') + 1;
+            const size_t n = strlen(config_keys[k].name);
+            if (config_has_key(c, &config_keys[k]) && config_key_of_attention(&config_keys[k]) &&
+                (size_t)(value - item) == n + 1 && strncmp(item, config_keys[k].name, n) == 0 &&
+                !model_turns_off(value))
                 die("--set %s: a key of attention, and no layer is attention", item);
-    }
+        }
 }
 
 // Changes the config by --set.
