@@ -347,8 +347,9 @@ def reused():
         stderr.seek(0)
         printed = stderr.read()
     with open(os.path.join(init, "config.json")) as f:
-        pages = json.load(f).get("fgate_type", "none") != "none"
-    assert not pages or float(re.search(r"([0-9.]+) MiB forgotten", printed)[1]) > 0, printed
+        config = json.load(f)
+    forgets = config.get("fgate_type", "none") != "none" and config["qk_norm"]
+    assert (float(re.search(r"([0-9.]+) MiB forgotten", printed)[1]) > 0) == forgets, printed
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ static void check_words(void) {
     }
     Config c = rope_config();
     c.use_rope = false;
-    CHECK(!scale(&c, "linear:4") && strstr(err.msg, "no RoPE"), "without RoPE: %s", err.msg);
+    CHECK(!scale(&c, "linear:4") && strstr(err.msg, "no layer has RoPE"), "without RoPE: %s", err.msg);
     c = rope_config();
     c.num_heads = 32; // heads of 2 channels: the only pair turns at any base alike
     CHECK(!scale(&c, "ntk:4") && strstr(err.msg, "4 channels"), "ntk of one pair: %s", err.msg);
