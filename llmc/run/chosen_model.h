@@ -93,7 +93,7 @@ static inline void model_check_attention_keys(const Options* o, const Config* c)
             const size_t n = strlen(config_keys[k].name);
             if (config_has_key(c, &config_keys[k]) && config_key_of_attention(&config_keys[k]) &&
                 (size_t)(value - item) == n + 1 && strncmp(item, config_keys[k].name, n) == 0 &&
-                !model_turns_off(value))
+                !model_turns_off(value) && strcmp(value, "0") != 0) // window_size=0: none
                 die("--set %s: a key of attention, and no layer is attention", item);
         }
 }

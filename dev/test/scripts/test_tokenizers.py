@@ -235,7 +235,7 @@ class TestTokenizers(Case):
             self.assertEqual(command(*script, *prompt, "--temperature", 0), want)
             drawn = command(*script, *prompt, "--seed", 3)
             stop = re.search("[!-~]{2}", drawn[16:])[0]  # not half of a character
-            self.assertEqual(command(*script, *prompt, "--seed", 3, "--stop", stop), drawn[:drawn.index(stop, 11)] + "\n")
+            self.assertEqual(command(*script, *prompt, "--seed", 3, "--stop=" + stop), drawn[:drawn.index(stop, 11)] + "\n")
         script[-1] = self.own
         several = command(*script, *prompt, "--seed", 2, "--samples", 2).split("--- sample ")
         self.assertEqual(several[2], "2 of 2\n" + command(*script, *prompt, "--seed", 3))
