@@ -90,8 +90,11 @@ int main(void) { return !EVP_sha256(); }' -lcrypto
 either openssl "has openssl" "$(first_line openssl version)" "no program openssl" openssl
 either Python "has python3" "$(first_line python3 --version)" "no python3" python3
 venv() { python3 -c 'import ensurepip' >/dev/null 2>&1; }
-# without it tests skip what needs Python packages
-[ "$mode" = need ] || either venv venv "which makes build/python" "no virtual environments of Python" python3-venv
+# without these tests skip what needs Python packages, or several hosts
+[ "$mode" = need ] || {
+    either venv venv "which makes build/python" "no virtual environments of Python" python3-venv
+    either ip "has ip" "which makes hosts for tests" "no program ip" iproute2
+}
 mpi="$(mpicc --showme:compile 2>/dev/null || :) $(mpicc --showme:link 2>/dev/null || :)"
 library OpenMPI libopenmpi-dev '#include <mpi.h>
 int main(void) { return MPI_Finalize(); }' "$mpi"

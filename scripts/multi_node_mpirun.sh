@@ -49,24 +49,26 @@ for host in $(echo "$hosts" | tr , ' '); do
     ranks=$((ranks + gpus))
 done
 
-# unreachable HOST: an error if it has no route to this host's address of IFNAME. mpirun would not name the host
+# unreachable HOST: an error if its name does not resolve, or it has no route to this host's address of IFNAME. mpirun would
+# not name the host
 unreachable() {
     [ "$1" != "$(uname -n)" ] || return 0
-    says=$(${OMPI_MCA_plm_rsh_agent:-ssh -x -o BatchMode=yes} "$1" "timeout 5 bash -c ': </dev/tcp/$address/22'" 2>&1 </dev/null) ||
+    says=$(${OMPI_MCA_plm_rsh_agent:-ssh -x -o BatchMode=yes} "$1" "$probe" 2>&1 </dev/null) ||
         case $says in
+        *'Could not resolve hostname'*) echo "error: HOSTS: the name $1 does not resolve on $(uname -n)" ;;
         *'No route to host'* | *'Network is unreachable'*)
             echo "error: $1 cannot reach $(uname -n) through IFNAME=$IFNAME ($address): take the interface that leads to the other hosts"
             ;;
         esac
 }
 address=$(ip -o -4 address show dev "${IFNAME:-}" 2>/dev/null | awk '{ sub("/.*", "", $4); print $4; exit }') || :
-if [ "${IFNAME:-}" ] && [ "$address" ]; then
-    found=$(for host in $(echo "$hosts" | tr , ' '); do unreachable "${host%%:*}" & done)
-    [ -z "$found" ] || {
-        echo "$found" | head -n 1 >&2
-        exit 1
-    }
-fi
+probe=true
+[ -z "${IFNAME:-}" ] || [ -z "$address" ] || probe="timeout 5 bash -c ': </dev/tcp/$address/22'"
+found=$(for host in $(echo "$hosts" | tr , ' '); do unreachable "${host%%:*}" & done)
+[ -z "$found" ] || {
+    echo "$found" | head -n 1 >&2
+    exit 1
+}
 
 # --bind-to none: mpirun would bind a rank to one core. -q: without mpirun's banner after an error or exit
 # code 75. oob_tcp_keepalive_time 0: mpirun is not to notice a lost host before the ranks do, since it ends them without

@@ -84,7 +84,7 @@ missing=$(echo $missing)
 [ -z "$missing" ] || install $missing
 [ "$want" != build ] && [ "${SETUP:-}" != no ] || exit 0
 packages=$(sed -n 's/==.*//p' "$requirements")
-small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval|accelerate|pytablewriter')
+small=$(echo "$packages" | grep -vxE 'torch|transformers|lm_eval|accelerate|pytablewriter|peft')
 if [ "$want" = test-all ]; then
     if has python3 "$packages" || whole build/hf "$packages" || { room && environment build/hf "$packages"; }; then exit 0; fi
 fi

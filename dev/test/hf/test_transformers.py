@@ -43,6 +43,8 @@ def main():
         counts = re.findall(r"^(\d+) passed, (\d+) failed$", said, re.M)
         passed, failed = map(int, counts[-1]) if counts else (0, 0)
         failed += not passed and not failed
+        for line in re.findall(r"^skipped: .*$", said, re.M):
+            print(line)
         if failed:
             print(f"FAILED {' '.join(part)}: {said[-3000:]}")
         totals = [totals[0] + passed, totals[1] + failed]

@@ -14,7 +14,7 @@ program cc 'case $* in --version) echo "cc 12.2"; exit ;; esac
 code=$(cat)
 for header in $MISSING; do case $code in *"$header"*) exit 1 ;; esac; done
 case $* in *-E*) echo "$code" | sed "s/^value NCCL_MAJOR/value 2/; s/^value NCCL_MINOR/value ${NCCL_MINOR:-28}/; s/^value CU[A-Z_]*/value 13/" ;; esac'
-for name in make openssl mpirun g++; do program $name "echo $name 1.0"; done
+for name in make openssl mpirun g++ ip; do program $name "echo $name 1.0"; done
 # python3 has the packages in $HAS, or all of them. An environment that it makes has all, and a pip that runs $PIP and
 # installs uv
 program python3 'case $* in
@@ -98,11 +98,11 @@ dies "error: usage: scripts/setup.sh build|test|test-all" scripts/setup.sh tests
 # setup.sh installs after it has said what
 unset SETUP # of `SETUP=no make test`
 export MISSING="curl.h openssl/evp.h"
-check "setup.sh" machine "openssl" scripts/setup.sh test
+check "setup.sh" machine "openssl ip" scripts/setup.sh test
 said "missing packages, now installed (SETUP=no: not): "
-said "apt-get install libcurl4-openssl-dev libssl-dev openssl"
+said "apt-get install iproute2 libcurl4-openssl-dev libssl-dev openssl"
 same <(cat "$LOG") <(echo "update -q
-install -y -q --no-install-recommends libcurl4-openssl-dev libssl-dev openssl")
+install -y -q --no-install-recommends iproute2 libcurl4-openssl-dev libssl-dev openssl")
 rm "$LOG"
 check "all that make quickstart needs is there" machine "openssl" scripts/setup.sh build
 equals "" "$(cat "$scratch/stdout")"
