@@ -9,7 +9,7 @@ PAGES = [p for p in PAGES or [Path("README.md"), *Path("dev").glob("*.md")] if p
 
 WORDS = 48000  # of all pages
 README = Path("README.md")
-FIRST_SCREEN, README_LINES, PARAGRAPH_WORDS = 42, 180, 90
+FIRST_SCREEN, README_LINES, PARAGRAPH_WORDS, CAPTION_WORDS = 42, 180, 90, 60
 
 
 def prose(page):
@@ -56,10 +56,11 @@ def sizes():
     for what, count, most in ("README.md", len(lines), README_LINES), ("its first screen", first, FIRST_SCREEN):
         if count > most:
             yield f"{what} has {count} lines, at most {most}"
-    for paragraph in re.split(r"\n\s*\n|\n(?=- )", prose(README)):
-        words = len(paragraph.split())
-        if words > PARAGRAPH_WORDS and not paragraph.startswith(("|", "    ")):
-            yield f"README.md: a paragraph of {words} words, at most {PARAGRAPH_WORDS}: {paragraph.strip()[:60]}"
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", prose(README))
+    for before, paragraph in zip(["", *paragraphs], paragraphs):
+        words, most = len(paragraph.split()), CAPTION_WORDS if before.startswith("![") else PARAGRAPH_WORDS
+        if words > most and not paragraph.startswith(("|", "    ")):
+            yield f"README.md: a paragraph of {words} words, at most {most}: {paragraph.strip()[:60]}"
 
 
 for message in [*(m for page in PAGES for m in broken_links(page)), *sizes()]:
