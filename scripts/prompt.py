@@ -45,7 +45,9 @@ def parse():
 
 
 def check_text(name, text):
-    """An Error where Python has made surrogates of bytes that are not UTF-8."""
+    """An Error where Python has made surrogates of bytes that are not UTF-8, or argparse, before Python 3.13, [] of --."""
+    if text == []:
+        raise Error(f"{name} --: this text alone is taken for the end of the options")
     try:
         text.encode()
     except UnicodeEncodeError:
