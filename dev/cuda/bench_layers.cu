@@ -10,7 +10,7 @@ calls.
 #include <set>
 #include "../../llmc/baselines/mixers.h"
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/cuda/fp8_state.cuh"
+#include "../../llmc/layers/fp8_state.cuh"
 #include "../../llmc/layers/embedding.cuh"
 #include "../../llmc/layers/output_gate.cuh"
 #include "../../llmc/layers/qkv.cuh"

@@ -31,7 +31,7 @@ arithmetic. Results are the same bits in every run, those of the backward pass i
 #pragma once
 
 #include "../cuda/range.cuh"
-#include "../cuda/path.h"
+#include "path.h"
 #include "sm80_backward.cuh"
 #include "sm80_forward.cuh"
 #include "sm90_backward_launch.cuh"

@@ -6,7 +6,7 @@ FP8: tensors of one byte an element, which cuBLASLt multiplies at twice the rate
 
 A kernel that computes a tensor writes it in FP8 too, from the bits of bf16 that it has rounded it to, or
 would have: the FP8 tensor is a function of the bf16 tensor. It also finds amax, the largest absolute value,
-from which a later scale is computed (fp8_state.cuh). What exceeds the range saturates. Eight neighbours of
+from which layers/fp8_state.cuh computes a later scale. What exceeds the range saturates. Eight neighbours of
 which one is infinite or NaN all become NaN, so that a value that is not finite still reaches loss and
 gradient.
 

@@ -18,7 +18,7 @@ Invariants:
 #pragma once
 
 #include <utility>
-#include "path.h"
+#include "overlap.h"
 #include "range.cuh"
 
 #ifndef LAUNCH_OVERLAPS

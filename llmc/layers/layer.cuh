@@ -16,7 +16,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "../model/extension.h"
 #include "../model/activations.h"
 #include "../model/documents.h"
-#include "../cuda/fp8_state.cuh"
+#include "fp8_state.cuh"
 #include "rmsnorm.cuh"
 
 // GEMMs of weight gradients, and sums over tokens of those of norms, on a stream of their own.

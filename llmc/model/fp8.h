@@ -1,6 +1,6 @@
 /*
 --fp8: which GEMMs are in FP8 and what that takes, without CUDA: the plan of memory and the record in
-trainer.json. The formats and the scaling are in llmc/cuda/fp8.cuh and fp8_state.cuh.
+trainer.json. The formats and the scaling are in llmc/cuda/fp8.cuh and llmc/layers/fp8_state.cuh.
 
 Four linear layers of each block, with weights w [N, K]:
 

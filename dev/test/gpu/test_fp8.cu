@@ -6,7 +6,7 @@ weights' copies; scales over the steps. For the GEMMs see test_fp8_gemm.
 */
 #include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/config/presets.h"
-#include "../../../llmc/cuda/fp8_state.cuh"
+#include "../../../llmc/layers/fp8_state.cuh"
 #include "../../../llmc/layers/classifier.cuh"
 #include "../../../llmc/layers/output_gate.cuh"
 #include "../../../llmc/layers/swiglu.cuh"

@@ -1,7 +1,9 @@
 // The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels.
 // Kernels overlap where they were compiled with a kernel_wait that waits, whichever GPU runs them.
 #include "../check.h"
-#include "../../../llmc/cuda/path.h"
+#include "../../../llmc/attention/path.h"
+#include "../../../llmc/cuda/overlap.h"
+#include "../../../llmc/inference/cuda/path.h"
 
 int main(void) {
     static const int capabilities[] = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121};

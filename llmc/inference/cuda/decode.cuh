@@ -47,6 +47,7 @@ Called by the GPU trainer on Hopper and later GPUs with as much shared memory (d
 
 #include <algorithm>
 #include "decode_warp.cuh"
+#include "path.h"
 
 // A cluster has up to DECODE_MAX_HEADS heads, one a lane. Unless the pass is uneven, lane n of cluster i has
 // head n clusters + (i + n DECODE_HEAD_SHIFT) % clusters. Without the shift a cluster would often have the

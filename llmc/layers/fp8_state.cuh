@@ -17,9 +17,9 @@ All bits are the same in every run: maxima do not depend on the order.
 */
 #pragma once
 
+#include "../cuda/device.cuh"
+#include "../cuda/matmul.cuh"
 #include "../model/fp8.h"
-#include "device.cuh"
-#include "matmul.cuh"
 
 typedef struct {
     int64_t layers, Vs, d; // rows and columns of lm_head
