@@ -48,7 +48,7 @@ static inline int64_t gpu_logit_rows(int64_t rows, int64_t Vs) {
 }
 
 // Memory of one of `ranks` GPUs for the exchange of B shared sequences, T tokens of each its own: inboxes,
-// and rank-major copies of a layer's attention weights with their gradients (llmc/sequence/order.cuh).
+// and rank-major copies of a layer's attention weights with their gradients (llmc/sequence/rank_major.cuh).
 static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                          int ranks) {
     if (ranks == 1) return 0;

@@ -24,8 +24,8 @@ Invariants, each with the line that keeps it:
 Without assignment_open, and in a model that does not prune, RankHeads.assignment is NULL: the heads are
 sequence_head's. Layers with a halo (halo.cuh) count nothing, so their row stays.
 
-Called by order.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU trainer, at
-both ends of a step. An error of CUDA ends the program.
+Called by rank_major.cuh, which reads the table, by mixer.cuh, whose heads count blocks, and by the GPU
+trainer, at both ends of a step. An error of CUDA ends the program.
 */
 #pragma once
 

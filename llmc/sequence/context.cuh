@@ -21,15 +21,15 @@ one another, end the program with a message.
 #include "../layers/attention_layer.cuh"
 #include "split.h"
 
-// Weights of attention that have a rank-major copy (order.cuh)
-typedef enum { ORDERED_IN_PROJ, ORDERED_O_PROJ, ORDERED_OUTPUT_NORM, NUM_ORDERED } Ordered;
+// Weights of attention that have a rank-major copy (rank_major.cuh)
+typedef enum { RANK_MAJOR_IN_PROJ, RANK_MAJOR_O_PROJ, RANK_MAJOR_OUTPUT_NORM, NUM_RANK_MAJOR } RankMajor;
 
 // The heads of this rank, and copies of weights. All layers share these buffers.
 typedef struct {
     SequenceGroup group;
     HeadColumns proj, o;
-    bf16* ordered[NUM_ORDERED];   // rank-major copies of the weights of all heads
-    float* dordered[NUM_ORDERED]; // their gradients; NULL without a backward pass
+    bf16* weights[NUM_RANK_MAJOR];   // rank-major copies of the weights of all heads
+    float* dweights[NUM_RANK_MAJOR]; // their gradients; NULL without a backward pass
     bf16* norms[2];      // [NH/N, dh], [KVH/N, dh] QK norm's weights for q and k, of the rank's heads
     float* dnorms[2];    // their gradients
     float *bias, *dbias; // [NH/N] the gate's bias and its gradient
@@ -153,7 +153,7 @@ static inline void sequence_close(SequenceMixer* s) {
     void* const buffers[] = {h->norms[0], h->norms[1],   h->dnorms[0], h->dnorms[1], h->bias,
                              h->dbias,    h->assignment, h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
-    for (int i = 0; i < NUM_ORDERED; i++) device_free(h->ordered[i]), device_free(h->dordered[i]);
+    for (int i = 0; i < NUM_RANK_MAJOR; i++) device_free(h->weights[i]), device_free(h->dweights[i]);
     CUDA_CHECK(cudaStreamDestroy(e->out));
     CUDA_CHECK(cudaStreamDestroy(e->in));
     CUDA_CHECK(cudaEventDestroy(e->ready));

@@ -4,7 +4,7 @@ that was before, a rank needs of the other ranks' tokens these alone. It then ha
 
     span    its own T/N tokens behind the last `halo` tokens of the rank before, which rank 0 has not
 
-as if that were a sequence, with the model's weights as they are (order.cuh is not needed) and no exchange of o:
+as if that were a sequence, with the model's weights in their own layout and no exchange of o:
 
     forward     rows of proj of the own last tokens ->  before proj of the rank behind
     backward    gradients of these rows             ->  dproj_halo of the rank before, which adds them to dproj
@@ -41,8 +41,8 @@ Called by mixer.cuh. An error of CUDA ends the program.
 #include "../model/rotation.h"
 #include "sequence.cuh"
 
-// Tokens of a halo that a layer of this pass may have; 0: heads are exchanged. In FP8 weights are in the
-// order of ranks.
+// Tokens of a halo that a layer of this pass may have; 0: heads are exchanged. With FP8 the weights are
+// rank-major, so heads are always exchanged.
 static inline int64_t layer_halo(const Layer* layer) {
     const SequenceHalos* h = &sequence_of(layer)->halos;
     if (!sequence_may_halo(layer->config) || layer->fp8 || layer->cudnn || layer->B > 1 || !h->possible)

@@ -15,8 +15,8 @@ behind a halo of the rank before:
     forward     in_proj -> halo -> heads -> output norm, gate, o_proj
 
 Weights of the tokens' parts are rank-major copies, weights of the heads' part copies of the rank's heads
-(order.cuh). Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms' gradients
-are on the main stream, where order_gradients reads them.
+(rank_major.cuh). Passes are not captured as CUDA graphs, because messages are numbered. Sums of norms'
+gradients are on the main stream, where rank_major_gradients reads them.
 
 Called through the Mixer that the trainer builds from these functions. An error of CUDA ends the program.
 */
@@ -131,19 +131,19 @@ static inline void sequence_init(const Layer* layer) {
     const SequenceActs a = sequence_tensors(layer);
     const HeadShape heads = sequence_head_shape(layer);
     sequence_of(layer)->attention->init(layer, &heads);
-    order_open(layer);
+    rank_major_open(layer);
     halo_open(layer);
     sequence_share(layer, {a.head_proj, a.o, a.head_o, a.head_delta, a.dproj, a.dproj_halo,
                            layer_halo(layer) ? a.proj : NULL});
 }
 
 // The output norm and gate with rank-major weights; dproj and delta are NULL in the forward pass.
-static inline OutputGate ordered_output_gate(const Layer* layer, const SequenceActs* a, bf16* dproj,
-                                             float* delta) {
+static inline OutputGate rank_major_output_gate(const Layer* layer, const SequenceActs* a, bf16* dproj,
+                                                float* delta) {
     OutputGate gate = attention_output_gate(layer, a->o_rstd, a->proj, dproj, delta);
     if (!gate.weight) return gate;
-    gate.weight = rank_heads(layer)->ordered[ORDERED_OUTPUT_NORM];
-    gate.dweight = rank_heads(layer)->dordered[ORDERED_OUTPUT_NORM];
+    gate.weight = rank_heads(layer)->weights[RANK_MAJOR_OUTPUT_NORM];
+    gate.dweight = rank_heads(layer)->dweights[RANK_MAJOR_OUTPUT_NORM];
     return gate;
 }
 
@@ -200,15 +200,15 @@ static inline DeferredWeight halo_backward(const Layer* layer, bf16* din, const 
 
 static inline void sequence_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     const SequenceActs a = sequence_acts(layer);
-    const Linear unordered = layer_in_proj(layer);
-    if (halo_in_proj(layer, a.proj, in, &unordered)) return halo_forward(layer, &a, out, residual);
+    const Linear model_in_proj = layer_in_proj(layer);
+    if (halo_in_proj(layer, a.proj, in, &model_in_proj)) return halo_forward(layer, &a, out, residual);
     const AttentionHeads heads = sequence_heads(layer);
     HeadShape tokens = attention_shape_of(layer);
-    const OutputGate output_gate = ordered_output_gate(layer, &a, NULL, NULL);
-    const Linear in_proj = ordered_linear(layer, ORDERED_IN_PROJ),
-                 o_proj = ordered_linear(layer, ORDERED_O_PROJ);
+    const OutputGate output_gate = rank_major_output_gate(layer, &a, NULL, NULL);
+    const Linear in_proj = rank_major_linear(layer, RANK_MAJOR_IN_PROJ),
+                 o_proj = rank_major_linear(layer, RANK_MAJOR_O_PROJ);
 
-    order_weights(layer, RANGE_FORWARD);
+    rank_major_weights(layer, RANGE_FORWARD);
     in_proj_to_heads(layer, a.head_proj, a.proj, in, &in_proj);
     sequence_of(layer)->attention->forward(layer, &heads, a.head_o, a.head_proj);
     for (int i = 0; i < layer_chunks(layer); i++) {
@@ -223,11 +223,11 @@ static inline void sequence_forward(const Layer* layer, bf16* out, const bf16* i
     }
 }
 
-static inline void order_add_in_proj(const Layer* layer, cudaStream_t stream) {
-    order_add(layer, ORDERED_IN_PROJ, stream);
+static inline void rank_major_add_in_proj(const Layer* layer, cudaStream_t stream) {
+    rank_major_add(layer, RANK_MAJOR_IN_PROJ, stream);
 }
-static inline void order_add_o_proj(const Layer* layer, cudaStream_t stream) {
-    order_add(layer, ORDERED_O_PROJ, stream);
+static inline void rank_major_add_o_proj(const Layer* layer, cudaStream_t stream) {
+    rank_major_add(layer, RANK_MAJOR_O_PROJ, stream);
 }
 
 // Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
@@ -236,12 +236,12 @@ static inline DeferredWeight sequence_backward(const Layer* layer, bf16* din, co
     const SequenceActs a = sequence_acts(layer);
     const AttentionHeads heads = sequence_heads(layer);
     const HeadShape tokens = attention_shape_of(layer);
-    const OutputGate output_gate = ordered_output_gate(layer, &a, a.dproj, a.delta);
-    const Linear in_proj = ordered_linear(layer, ORDERED_IN_PROJ),
-                 o_proj = ordered_linear(layer, ORDERED_O_PROJ);
-    const DeferredWeight o_gradient = {o_proj, dout, order_add_o_proj};
+    const OutputGate output_gate = rank_major_output_gate(layer, &a, a.dproj, a.delta);
+    const Linear in_proj = rank_major_linear(layer, RANK_MAJOR_IN_PROJ),
+                 o_proj = rank_major_linear(layer, RANK_MAJOR_O_PROJ);
+    const DeferredWeight o_gradient = {o_proj, dout, rank_major_add_o_proj};
 
-    order_weights(layer, RANGE_BACKWARD);
+    rank_major_weights(layer, RANGE_BACKWARD);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y)
         output_gate_backward(din, layer->recompute_outputs ? a.y : NULL, din, a.o, &output_gate,
@@ -253,5 +253,5 @@ static inline DeferredWeight sequence_backward(const Layer* layer, bf16* din, co
     sequence_of(layer)->attention->backward(layer, &heads, a.head_dproj, a.head_proj, a.head_o, NULL,
                                             a.head_delta);
     heads_to_in_proj(layer, din, a.dproj, a.head_dproj, &in_proj);
-    return {in_proj, a.dproj, order_add_in_proj};
+    return {in_proj, a.dproj, rank_major_add_in_proj};
 }

@@ -13,7 +13,7 @@ tokens with all heads, within attention NH/N heads with all tokens.
     head_o                bf16 [B, T, NH/N, dh]: o, then its gradient
     head_delta            float [B, NH/N, T]
 
-Nothing is packed: rows are rank-major, as the weights are (order.cuh), and copy engines write a rank's
+Nothing is packed: rows are rank-major, as the weights are (rank_major.cuh), and copy engines write a rank's
 columns into the tensors of the others, where they are read (peers_share). Only gate logits, one column a
 head, are stored by a kernel.
 
@@ -37,7 +37,7 @@ watch (llmc/ranks/watch.h) ends a wait for a message that never comes.
 #pragma once
 
 #include "heads.cuh"
-#include "order.cuh"
+#include "rank_major.cuh"
 
 // ----------------------------------------------------------------------------
 // the streams of an exchange
@@ -265,7 +265,7 @@ static inline void heads_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, 
     const HeadCopies qkv = copies_of_qkv(layer, stride);
     // begins the exchange: it waits as sequence_begin does
     store_gates<false>(layer, head_dproj, dproj, stride);
-    order_gradients(layer);
+    rank_major_gradients(layer);
     if (padding > 0)
         CUDA_CHECK(cudaMemset2DAsync(dproj + columns, (size_t)stride * sizeof(bf16), 0, (size_t)padding,
                                      (size_t)rows, layer->stream));

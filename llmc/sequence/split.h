@@ -16,7 +16,7 @@ rows:
 
     row of proj, NH = 4                | q0 q1 q2 q3 | k0 k1 k2 k3 | v0 v1 v2 v3 | output gate | f0 f1 f2 f3 |
     its columns for heads 1 and 3      | q1 q3 | k1 k3 | v1 v3 | f1 f3 | padding |          rank 1 of 2
-    rank-major row of proj (order.cuh) | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
+    rank-major row of proj             | q0 q2 k0 k2 v0 v2 | q1 q3 k1 k3 v1 v3 | output gate of 0 2 1 3 | f0 f2 f1 f3 |
 
 q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is
 computed, or the one before is used.

@@ -6,7 +6,7 @@ Sequences that several ranks share (--sequence-ranks), on one GPU.
     answers     four and two processes whose layers have a halo in one pass and none in the next, because one rank's
                 tokens do not forget: steps of several passes, validations between them, shorter sequences
                 (shared_processes.cuh)
-    blocks      heads_split, heads_join and weights in the order of ranks against llmc/sequence/split.h on the host,
+    blocks      heads_split, heads_join and rank-major weights against llmc/sequence/split.h on the host,
                 with and without a table of heads
     variants    2 to 4 ranks in this process, which write to one another's buffers: losses, and the sum of the
                 gradients, are those of one rank but for rounding. Every family and switch, windows, packed
@@ -120,24 +120,24 @@ static void check_shared(const char* name, int64_t B, int64_t T, int ranks) {
 
 enum BlocksOf { OF_O, OF_PROJ };
 
-// A weight in the order of ranks has, at each place, the element of the model's that `from` has there, and
+// A rank-major weight has, at each place, the element of the model's that `from` has there, and
 // its gradient is added to that element; padding is 0.
-static void check_ordered(const char* what, const OrderedTensor* t, const HeadLayout* layout,
-                          const std::vector<int64_t>& from) {
+static void check_rank_major_tensor(const char* what, const RankMajorTensor* t, const HeadLayout* layout,
+                                    const std::vector<int64_t>& from) {
     const size_t n = (size_t)(t->padded * t->width);
     std::vector<uint16_t> w(n), got(n);
     Floats sums(n, 0.5f), added(n);
     for (size_t i = 0; i < n; i++) w[i] = (uint16_t)random_u64(5, 0, i), added[i] = (float)i;
     bf16 *dw = (bf16*)device_bytes(2 * n), *to = (bf16*)device_bytes(2 * n);
-    float *gradient = (float*)device_bytes(4 * n), *ordered = (float*)device_bytes(4 * n);
+    float *gradient = (float*)device_bytes(4 * n), *dcopy = (float*)device_bytes(4 * n);
     CUDA_CHECK(cudaMemcpy(dw, w.data(), 2 * n, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(gradient, sums.data(), 4 * n, cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaMemcpy(ordered, added.data(), 4 * n, cudaMemcpyHostToDevice));
-    CUDA_LAUNCH(order_weights_kernel, ceil_div<size_t>(n / 8, 256), 256, 0, to, dw, *t, *layout);
-    CUDA_LAUNCH(order_add_kernel, ceil_div<size_t>(n / 4, 256), 256, 0, gradient, ordered, *t, *layout);
+    CUDA_CHECK(cudaMemcpy(dcopy, added.data(), 4 * n, cudaMemcpyHostToDevice));
+    CUDA_LAUNCH(rank_major_weights_kernel, ceil_div<size_t>(n / 8, 256), 256, 0, to, dw, *t, *layout);
+    CUDA_LAUNCH(rank_major_add_kernel, ceil_div<size_t>(n / 4, 256), 256, 0, gradient, dcopy, *t, *layout);
     device_download(got.data(), to, (int64_t)(2 * n));
     device_download(sums.data(), gradient, (int64_t)(4 * n));
-    device_download(added.data(), ordered, (int64_t)(4 * n));
+    device_download(added.data(), dcopy, (int64_t)(4 * n));
     int64_t wrong = 0;
     for (size_t i = 0; i < n; i++) {
         const bool padding = i >= from.size();
@@ -145,19 +145,19 @@ static void check_ordered(const char* what, const OrderedTensor* t, const HeadLa
         wrong += !padding && sums[(size_t)from[i]] != 0.5f + (float)i;
     }
     CHECK(wrong == 0, "%s, %d ranks: %lld elements are wrong", what, layout->columns.ranks, (long long)wrong);
-    for (void* p : {(void*)dw, (void*)to, (void*)gradient, (void*)ordered}) device_free(p);
+    for (void* p : {(void*)dw, (void*)to, (void*)gradient, (void*)dcopy}) device_free(p);
 }
 
-// Weights in the order of ranks against what ranks' rows have (head_columns_whole).
-static void check_order(const Config* c, const ParamTable* table, const int* assignment,
-                        const int* device_assignment, int ranks) {
+// Rank-major weights against what ranks' rows have (head_columns_whole).
+static void check_rank_major_weights(const Config* c, const ParamTable* table, const int* assignment,
+                                     const int* device_assignment, int ranks) {
     const int d = (int)c->hidden_size;
     const int gate = (int)params_column(table, P_OGATE_PROJ, 0), R = (int)table->by_layer[0].proj.rows,
               width = 16;
     const HeadColumns proj = head_columns_of_proj(table, c, ranks), o = head_columns_of_o(c, ranks);
     const HeadLayout layout = {
         .columns = proj, .assignment = device_assignment, .gate = gate, .width = o.part[0].width, .d = d};
-    std::vector<int> rows((size_t)R, -1); // of the ordered projection, in the model's
+    std::vector<int> rows((size_t)R, -1); // of the rank-major projection, in the model's
     size_t wide = 0;
     for (int r = 0; r < ranks; r++)
         for (int i = 0; i < proj.wide; i++) rows[wide++] = head_columns_whole(&proj, assignment, r, i);
@@ -170,8 +170,8 @@ static void check_order(const Config* c, const ParamTable* table, const int* ass
                 rows[(size_t)(proj.part[p].column + r * n + i)] =
                     head_columns_whole(&proj, assignment, r, proj.part[p].local + i);
     for (int row : rows) CHECK(row >= 0, "a row of none of the tensors");
-    const OrderedTensor in_proj = {P_Q_PROJ, R, matmul_padded(R), width, false},
-                        o_proj = {P_O_PROJ, 3, 3, d, true};
+    const RankMajorTensor in_proj = {P_Q_PROJ, R, matmul_padded(R), width, false},
+                          o_proj = {P_O_PROJ, 3, 3, d, true};
     std::vector<int64_t> of_rows, of_columns;
     for (int row : rows)
         for (int i = 0; i < width; i++) of_rows.push_back(row * width + i);
@@ -179,8 +179,8 @@ static void check_order(const Config* c, const ParamTable* table, const int* ass
         for (int r = 0; r < ranks; r++)
             for (int i = 0; i < o.columns; i++)
                 of_columns.push_back((int64_t)row * d + head_columns_whole(&o, assignment, r, i));
-    check_ordered("the projection", &in_proj, &layout, of_rows);
-    check_ordered("o_proj", &o_proj, &layout, of_columns);
+    check_rank_major_tensor("the projection", &in_proj, &layout, of_rows);
+    check_rank_major_tensor("o_proj", &o_proj, &layout, of_columns);
 }
 
 // seed: of the table's row; 0: without a table.
@@ -196,7 +196,7 @@ static void check_blocks(const Config& c, int ranks, int64_t B, int64_t Tn, Bloc
     const int* assignment = seed ? row.data() : NULL;
     int* device_assignment = seed ? (int*)device_bytes(row_bytes) : NULL;
     if (seed) CUDA_CHECK(cudaMemcpy(device_assignment, assignment, row_bytes, cudaMemcpyHostToDevice));
-    if (of == OF_PROJ) check_order(&c, &table, assignment, device_assignment, ranks);
+    if (of == OF_PROJ) check_rank_major_weights(&c, &table, assignment, device_assignment, ranks);
     const HeadRows shape = head_rows(&columns, stride, B, Tn);
     std::vector<uint16_t> x((size_t)(rows * stride)), back(x.size()), blocks((size_t)(ranks * block));
     for (size_t i = 0; i < x.size(); i++) x[i] = (uint16_t)random_u64(3, 0, i);

@@ -3,9 +3,9 @@ Rank-major copies of attention's weights, where ranks share sequences (split.h):
 then those of rank 1, ... Only this file reads which heads a rank has (assignment.cuh); the kernels of a pass
 see rank-major heads.
 
-    ordered       copies of the weights of all heads, for the parts that compute token by token, and their gradients
-      in_proj     rows of the fused projection: q, k, v of rank 0, of rank 1, ...; then the output gate's and the other
-                  gates' rows, each rank-major
+    all heads     copies of their weights, for the parts that compute token by token, and their gradients
+      in_proj     rows of the fused projection: q, k, v of rank 0, of rank 1, ...; then the output gate's and
+                  the other gates' rows, each rank-major
       o_proj      rank-major columns; likewise the output norm's weights
     own heads     copies of the weights of the rank's heads, QK norm's and the gate's bias, and their gradients
 
@@ -50,7 +50,7 @@ struct HeadLayout {
 };
 
 // A matrix [rows, width] whose rows, or columns, are rank-major; padding rows of zeros follow.
-struct OrderedTensor {
+struct RankMajorTensor {
     ParamKind kind;
     int64_t rows, padded, width;
     bool columns;
@@ -64,25 +64,25 @@ struct OrderedTensor {
 
 // One thread copies eight elements.
 __global__ static void __launch_bounds__(256)
-    order_weights_kernel(bf16* ordered, const bf16* w, const __grid_constant__ OrderedTensor t,
-                         const __grid_constant__ HeadLayout layout) {
+    rank_major_weights_kernel(bf16* copy, const bf16* w, const __grid_constant__ RankMajorTensor t,
+                              const __grid_constant__ HeadLayout layout) {
     const int64_t at = 8 * ((int64_t)blockIdx.x * 256 + threadIdx.x);
     if (at >= t.padded * t.width) return;
     Raw8 values = {};
     if (at < t.rows * t.width) values = load_raw8(w + t.of_model(at, layout));
-    store16(ordered + at, values);
+    store16(copy + at, values);
 }
 
-// dw += ordered, then ordered = 0 for the next gradient. Four elements a thread.
+// dw += dcopy, then dcopy = 0 for the next gradient. Four elements a thread.
 __global__ static void __launch_bounds__(256)
-    order_add_kernel(float* dw, float* ordered, const __grid_constant__ OrderedTensor t,
-                     const __grid_constant__ HeadLayout layout) {
+    rank_major_add_kernel(float* dw, float* dcopy, const __grid_constant__ RankMajorTensor t,
+                          const __grid_constant__ HeadLayout layout) {
     const int64_t at = 4 * ((int64_t)blockIdx.x * 256 + threadIdx.x);
     if (at >= t.rows * t.width) return;
     float4* to = (float4*)(dw + t.of_model(at, layout));
-    const float4 sum = *to, add = *(float4*)(ordered + at);
+    const float4 sum = *to, add = *(float4*)(dcopy + at);
     *to = {sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w};
-    *(float4*)(ordered + at) = {};
+    *(float4*)(dcopy + at) = {};
 }
 
 static inline HeadLayout head_layout(const Layer* layer) {
@@ -93,10 +93,10 @@ static inline HeadLayout head_layout(const Layer* layer) {
             .d = (int)layer->config->hidden_size};
 }
 
-static inline OrderedTensor ordered_tensor(const Layer* layer, int which) {
+static inline RankMajorTensor rank_major_tensor(const Layer* layer, int which) {
     const int64_t R = layer_proj(layer).rows, d = layer->config->hidden_size;
-    if (which == ORDERED_IN_PROJ) return {layer_proj(layer).first, R, matmul_padded(R), d, false};
-    if (which == ORDERED_O_PROJ) return {P_O_PROJ, d, d, d, true};
+    if (which == RANK_MAJOR_IN_PROJ) return {layer_proj(layer).first, R, matmul_padded(R), d, false};
+    if (which == RANK_MAJOR_O_PROJ) return {P_O_PROJ, d, d, d, true};
     return {P_OUTPUT_NORM, 1, 1, d, true};
 }
 
@@ -166,69 +166,69 @@ static inline int head_weights_blocks(const Layer* layer) {
 // all of them
 
 // Allocates the rank-major weights and, for training, their gradients. sequence_close frees them.
-static inline void order_open(const Layer* layer) {
+static inline void rank_major_open(const Layer* layer) {
     RankHeads* h = &sequence_of(layer)->heads;
     const size_t d = (size_t)layer->config->hidden_size, S = (size_t)matmul_padded(layer_proj(layer).rows);
-    const size_t counts[NUM_ORDERED] = {S * d, d * d, d};
-    for (int i = 0; i < NUM_ORDERED; i++) {
-        h->ordered[i] = (bf16*)device_zeros(counts[i] * sizeof(bf16));
-        if (layer->grads) h->dordered[i] = (float*)device_zeros(counts[i] * sizeof(float));
+    const size_t counts[NUM_RANK_MAJOR] = {S * d, d * d, d};
+    for (int i = 0; i < NUM_RANK_MAJOR; i++) {
+        h->weights[i] = (bf16*)device_zeros(counts[i] * sizeof(bf16));
+        if (layer->grads) h->dweights[i] = (float*)device_zeros(counts[i] * sizeof(float));
     }
 }
 
 // Copies the layer's weights, before a pass reads them.
-static inline void order_weights(const Layer* layer, RangePass pass) {
+static inline void rank_major_weights(const Layer* layer, RangePass pass) {
     Range range("exchange of sequences", pass, layer->stream);
     const HeadLayout layout = head_layout(layer);
     const HeadWeights own = head_weights_of(layer);
-    for (int i = 0; i < NUM_ORDERED; i++) {
-        const OrderedTensor t = ordered_tensor(layer, i);
+    for (int i = 0; i < NUM_RANK_MAJOR; i++) {
+        const RankMajorTensor t = rank_major_tensor(layer, i);
         const bf16* from = layer_param(layer, layer->weights, t.kind);
         const int64_t groups = t.padded * t.width / 8;
         if (from)
-            CUDA_LAUNCH(order_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
-                        rank_heads(layer)->ordered[i], from, t, layout);
+            CUDA_LAUNCH(rank_major_weights_kernel, ceil_div<int64_t>(groups, 256), 256, layer->stream,
+                        rank_heads(layer)->weights[i], from, t, layout);
     }
     CUDA_LAUNCH(head_weights_kernel, head_weights_blocks(layer), 256, layer->stream, *rank_heads(layer), own);
 }
 
 // As layer_weights_in_fp8, of the rank-major copies, which GEMMs read.
 static inline void sequence_weights_in_fp8(const Layer* layer, const Fp8State* s) {
-    const ParamKind kinds[NUM_ORDERED] = {layer_proj(layer).first, P_O_PROJ, P_OUTPUT_NORM};
+    const ParamKind kinds[NUM_RANK_MAJOR] = {layer_proj(layer).first, P_O_PROJ, P_OUTPUT_NORM};
     const bf16* w[FP8_LINEARS];
     for (int i = 0; i < FP8_LINEARS; i++) {
         w[i] = layer_param(layer, layer->weights, s->shapes[i].kind);
-        for (int n = 0; n < NUM_ORDERED; n++)
-            if (kinds[n] == s->shapes[i].kind) w[i] = rank_heads(layer)->ordered[n];
+        for (int n = 0; n < NUM_RANK_MAJOR; n++)
+            if (kinds[n] == s->shapes[i].kind) w[i] = rank_heads(layer)->weights[n];
     }
-    order_weights(layer, RANGE_FORWARD);
+    rank_major_weights(layer, RANGE_FORWARD);
     fp8_weights(s, layer->l, w, layer->stream);
 }
 
 // Adds a rank-major gradient to the model's, on the stream whose kernels computed it.
-static inline void order_add(const Layer* layer, Ordered which, cudaStream_t stream) {
+static inline void rank_major_add(const Layer* layer, RankMajor which, cudaStream_t stream) {
     Range range("exchange of sequences", RANGE_BACKWARD, stream);
-    const OrderedTensor t = ordered_tensor(layer, which);
+    const RankMajorTensor t = rank_major_tensor(layer, which);
     float* to = layer_param(layer, layer->grads, t.kind);
     if (to)
-        CUDA_LAUNCH(order_add_kernel, ceil_div<int64_t>(t.rows * t.width / 4, 256), 256, stream, to,
-                    rank_heads(layer)->dordered[which], t, head_layout(layer));
+        CUDA_LAUNCH(rank_major_add_kernel, ceil_div<int64_t>(t.rows * t.width / 4, 256), 256, stream, to,
+                    rank_heads(layer)->dweights[which], t, head_layout(layer));
 }
 
 // The linear layer of a projection with rank-major weights. Padding columns of 0 follow its output.
-static inline Linear ordered_linear(const Layer* layer, Ordered which) {
-    Linear linear = which == ORDERED_IN_PROJ ? layer_in_proj(layer) : layer_linear(layer, P_O_PROJ);
-    linear.w = rank_heads(layer)->ordered[which];
-    linear.dw = rank_heads(layer)->dordered[which];
+static inline Linear rank_major_linear(const Layer* layer, RankMajor which) {
+    Linear linear = which == RANK_MAJOR_IN_PROJ ? layer_in_proj(layer) : layer_linear(layer, P_O_PROJ);
+    linear.w = rank_heads(layer)->weights[which];
+    linear.dw = rank_heads(layer)->dweights[which];
     return linear;
 }
 
 // Adds the output norm's and the own heads' gradients to the model's, behind the other kernels of the
 // backward pass.
-static inline void order_gradients(const Layer* layer) {
+static inline void rank_major_gradients(const Layer* layer) {
     Range range("exchange of sequences", RANGE_BACKWARD, layer->stream);
     const HeadWeights own = head_weights_of(layer);
-    order_add(layer, ORDERED_OUTPUT_NORM, layer->stream);
+    rank_major_add(layer, RANK_MAJOR_OUTPUT_NORM, layer->stream);
     CUDA_LAUNCH(head_gradients_kernel, head_weights_blocks(layer), 256, layer->stream, *rank_heads(layer),
                 own);
 }
