@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
             if (i == 3) gla_states<false>(&backward, heads, SCAN_BOTH, 0);
             if (i == 4) gla_launch<GlaOutputShared>(gla_output_kernel<true, false>, grid, 0, backward);
             if (i == 5)
-                gla_launch<GlaKeysShared>(gla_keys_kernel<false>, dim3(2 * grid.x, grid.y), 0, backward);
+                gla_launch<GlaDqDfShared>(gla_dq_df_kernel<false>, dim3(2 * grid.x, grid.y), 0, backward);
             if (i == 6) gla_forward(o, &x, &shape, 0);
             if (i >= 7) gla_backward(&g, &x, &shape, 0);
         });

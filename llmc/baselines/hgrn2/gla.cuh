@@ -11,7 +11,7 @@ Chunks of 64 tokens. Forward: two kernels and a small one.
     gla_output.cuh    o from the state at the chunk's start and the pairs within the chunk
 
 Backward: the gradients of the states, from the last chunk on, and the states again where they are not saved;
-then dv by the kernel that computes o, and dq~ and df~ by gla_keys.cuh. gla_step.cuh is the recurrence
+then dv by the kernel that computes o, and dq~ and df~ by gla_dq_df.cuh. gla_step.cuh is the recurrence
 for one token a sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
@@ -26,7 +26,7 @@ Called by the HGRN2 mixer.
 */
 #pragma once
 
-#include "gla_keys.cuh"
+#include "gla_dq_df.cuh"
 #include "gla_output.cuh"
 #include "gla_states.cuh"
 #include "../shared/scan.cuh"
@@ -134,7 +134,7 @@ static inline void gla_launch_backward(const GlaWork* w, int64_t heads, bool rec
     dim3 grid((unsigned)w->chunks, (unsigned)heads);
     gla_states<DOCS>(w, heads, scan_chains(recomputes), stream);
     gla_launch<GlaOutputShared>(gla_output_kernel<true, DOCS>, grid, stream, *w);
-    gla_launch<GlaKeysShared>(gla_keys_kernel<DOCS>, dim3(2 * grid.x, grid.y), stream, *w);
+    gla_launch<GlaDqDfShared>(gla_dq_df_kernel<DOCS>, dim3(2 * grid.x, grid.y), stream, *w);
 }
 
 // Writes the gradients in g; x->state is NULL. x->saved is that of gla_forward over the same inputs,

@@ -21,11 +21,11 @@ is the A operand, and the result has the layout of the gates, whose products it 
 
 // 64 channels: two thread blocks a chunk and head, which both compute W. On an SM one of them copies while
 // the other computes.
-enum { GLA_KEYS = 64 };
+enum { GLA_DQ_DF_CHANNELS = 64 };
 
-struct GlaKeysShared {
-    static constexpr int THREADS = 2 * GLA_KEYS;
-    bf16 q[GLA_CHUNK * GLA_KEYS], f[GLA_CHUNK * GLA_KEYS]; // their gradients at the end
+struct GlaDqDfShared {
+    static constexpr int THREADS = 2 * GLA_DQ_DF_CHANNELS;
+    bf16 q[GLA_CHUNK * GLA_DQ_DF_CHANNELS], f[GLA_CHUNK * GLA_DQ_DF_CHANNELS]; // their gradients at the end
     bf16 v[GLA_CHUNK * GLA_HEAD], dout[GLA_CHUNK * GLA_HEAD];
     bf16 w[GLA_CHUNK * GLA_CHUNK];
     uint4 level4[GLA_TILES][THREADS], level5[GLA_TILES][THREADS]; // X as A operands, of every thread
@@ -39,7 +39,7 @@ __device__ static inline void gla_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1
 }
 
 // W, four blocks of 16 x 16 a warp. Above the diagonal a block is v dout^T.
-__device__ static inline void gla_fill_w(GlaKeysShared& shared) {
+__device__ static inline void gla_fill_w(GlaDqDfShared& shared) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp * GLA_TILE;
 #pragma unroll
     for (int j0 = 0; j0 < GLA_CHUNK; j0 += GLA_TILE) {
@@ -75,14 +75,14 @@ __device__ static inline void gla_load_level(uint32_t (&x)[4], const uint4* leve
 }
 
 // What a warp keeps of the chunk: gates, and gradients of q and k
-struct GlaKeys {
+struct GlaDqDf {
     float f[GLA_TILES][2][4], k[GLA_TILES][2][4];
     float dq[GLA_TILES][2][4], dk[GLA_TILES][2][4];
     float total[GLA_TILES][2]; // product of a tile's f
     float later[2];            // sum over the tokens after the tile in progress, in dlogf
 
     // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
-    __device__ void inter(const GlaKeysShared& shared, const GlaFragment (&fragments)[2][8], const GlaWork& w,
+    __device__ void inter(const GlaDqDfShared& shared, const GlaFragment (&fragments)[2][8], const GlaWork& w,
                           const GlaBlock& b, int channel) {
         int lane = (int)threadIdx.x % 32;
         __nv_bfloat162 decay[2][2];
@@ -113,14 +113,14 @@ struct GlaKeys {
 
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
     template <bool DOCS>
-    __device__ void prepare(GlaKeysShared& shared, const GlaWork& w, const GlaBlock& b,
+    __device__ void prepare(GlaDqDfShared& shared, const GlaWork& w, const GlaBlock& b,
                             const float (&bound)[2]) {
         float before[2] = {1, 1}, sum[2] = {}, after[GLA_TILES][2];
         after[GLA_TILES - 1][0] = after[GLA_TILES - 1][1] = 1;
 #pragma unroll
         for (int t = 0; t < GLA_TILES; t++) {
             uint32_t raw[4];
-            gla_load<GLA_KEYS>(raw, shared.f, t);
+            gla_load<GLA_DQ_DF_CHANNELS>(raw, shared.f, t);
             gla_gates(f[t], k[t], raw, bound, b.count - t * GLA_TILE);
             if constexpr (DOCS) gla_close(f[t], gla_walls<DOCS>(w, b, t));
             for (int c = 0; c < 2; c++) {
@@ -137,7 +137,7 @@ struct GlaKeys {
             float q[2][4], x[2][4];
             uint32_t raw[4], packed[4];
             GlaProducts products;
-            gla_load<GLA_KEYS>(raw, shared.q, t);
+            gla_load<GLA_DQ_DF_CHANNELS>(raw, shared.q, t);
             gla_query(q, raw, w.scale);
             products.compute(f[t], [](int) {});
             gla_multiply(x, t % 2 ? q : k[t], t % 2 ? products.pre : products.suf);
@@ -187,7 +187,7 @@ struct GlaKeys {
     }
 
     // Adds what the pairs within the chunk give to dq and dk of tile t, and to balance.
-    __device__ void intra(float (&balance)[2][4], const GlaKeysShared& shared, const float (&q)[2][4],
+    __device__ void intra(float (&balance)[2][4], const GlaDqDfShared& shared, const float (&q)[2][4],
                           int t) {
         int lane = (int)threadIdx.x % 32;
         uint32_t near[4], fb[4];
@@ -294,30 +294,30 @@ struct GlaKeys {
     }
 };
 
-// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, GLA_KEYS].
+// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, GLA_DQ_DF_CHANNELS].
 __device__ static inline void gla_store_transposed(bf16* to, const float (&x)[2][4], int tile) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     for (int r = 0; r < 4; r++) {
         uint32_t pair =
             gla_transpose(pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1])); // two channels
         int row = tile * GLA_TILE + r / 2 * 8 + lane / 4, chunk = warp * 2 + r % 2;
-        *(uint32_t*)((char*)to + sm80_chunk_offset<GLA_KEYS>(row, chunk) + lane % 4 * 4) = pair;
+        *(uint32_t*)((char*)to + sm80_chunk_offset<GLA_DQ_DF_CHANNELS>(row, chunk) + lane % 4 * 4) = pair;
     }
 }
 
 // Grid: 2 chunks, B NH.
 template <bool DOCS>
-__global__ static void __launch_bounds__(GlaKeysShared::THREADS, 2)
-    gla_keys_kernel(const __grid_constant__ GlaWork w) {
+__global__ static void __launch_bounds__(GlaDqDfShared::THREADS, 2)
+    gla_dq_df_kernel(const __grid_constant__ GlaWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    GlaKeysShared& shared = *(GlaKeysShared*)shared_bytes;
+    GlaDqDfShared& shared = *(GlaDqDfShared*)shared_bytes;
     GlaBlock b = GlaBlock::of(w, blockIdx.y, (int)blockIdx.x / 2);
-    int first = (int)blockIdx.x % 2 * GLA_KEYS, channel = first + (int)threadIdx.x / 32 * 16;
+    int first = (int)blockIdx.x % 2 * GLA_DQ_DF_CHANNELS, channel = first + (int)threadIdx.x / 32 * 16;
     int64_t d = w.NH * GLA_HEAD;
-    gla_copy<GLA_HEAD, GlaKeysShared::THREADS>(shared.v, w.v, w.row_stride, b);
-    gla_copy<GLA_HEAD, GlaKeysShared::THREADS>(shared.dout, w.dout, d, b);
-    gla_copy<GLA_KEYS>(shared.q, w.q, w.row_stride, b, first);
-    gla_copy<GLA_KEYS>(shared.f, w.f, w.row_stride, b, first);
+    gla_copy<GLA_HEAD, GlaDqDfShared::THREADS>(shared.v, w.v, w.row_stride, b);
+    gla_copy<GLA_HEAD, GlaDqDfShared::THREADS>(shared.dout, w.dout, d, b);
+    gla_copy<GLA_DQ_DF_CHANNELS>(shared.q, w.q, w.row_stride, b, first);
+    gla_copy<GLA_DQ_DF_CHANNELS>(shared.f, w.f, w.row_stride, b, first);
     GlaFragment fragments[2][8]; // in flight with the tiles
     for (int i = 0; i < 16; i++) fragments[i / 8][i % 8].load(w, w.states[i / 8], b, channel / 2 + i % 8);
     float bound[2], dbound[2] = {};
@@ -325,28 +325,28 @@ __global__ static void __launch_bounds__(GlaKeysShared::THREADS, 2)
     cp_async_wait_all();
     __syncthreads();
     gla_fill_w(shared);
-    GlaKeys keys;
-    keys.inter(shared, fragments, w, b, channel);
-    keys.prepare<DOCS>(shared, w, b, bound);
+    GlaDqDf grads;
+    grads.inter(shared, fragments, w, b, channel);
+    grads.prepare<DOCS>(shared, w, b, bound);
     __syncthreads(); // W
 #pragma unroll
     for (int t = GLA_TILES - 1; t >= 0; t--) {
         uint32_t raw[4];
         float q[2][4], slope[2][4], balance[2][4];
-        gla_load<GLA_KEYS>(raw, shared.q, t);
+        gla_load<GLA_DQ_DF_CHANNELS>(raw, shared.q, t);
         gla_query(q, slope, raw, w.scale);
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
-            balance[n][e] = q[n][e] * keys.dq[t][n][e] - keys.k[t][n][e] * keys.dk[t][n][e];
+            balance[n][e] = q[n][e] * grads.dq[t][n][e] - grads.k[t][n][e] * grads.dk[t][n][e];
         }
-        keys.intra(balance, shared, q, t);
-        keys.sum_later(balance);
-        if (DOCS) keys.reopen(balance, gla_walls<DOCS>(w, b, t), t);
-        gla_multiply(keys.dq[t], keys.dq[t], slope);
-        keys.finish(balance, bound, w.bound != NULL, dbound, t);
+        grads.intra(balance, shared, q, t);
+        grads.sum_later(balance);
+        if (DOCS) grads.reopen(balance, gla_walls<DOCS>(w, b, t), t);
+        gla_multiply(grads.dq[t], grads.dq[t], slope);
+        grads.finish(balance, bound, w.bound != NULL, dbound, t);
         __syncwarp(); // the warp's columns of the tile have been read
-        gla_store_transposed(shared.q, keys.dq[t], t);
-        gla_store_transposed(shared.f, keys.dk[t], t);
+        gla_store_transposed(shared.q, grads.dq[t], t);
+        gla_store_transposed(shared.f, grads.dk[t], t);
     }
     if (w.dbound_partial) {
         float* to = w.dbound_partial + ((int64_t)(blockIdx.y / (unsigned)w.NH) * w.chunks + b.chunk) * d +
@@ -357,6 +357,6 @@ __global__ static void __launch_bounds__(GlaKeysShared::THREADS, 2)
         }
     }
     __syncthreads();
-    gla_store_rows<GLA_KEYS>(w.dq, w.row_stride, shared.q, b, first);
-    gla_store_rows<GLA_KEYS>(w.df, w.row_stride, shared.f, b, first);
+    gla_store_rows<GLA_DQ_DF_CHANNELS>(w.dq, w.row_stride, shared.q, b, first);
+    gla_store_rows<GLA_DQ_DF_CHANNELS>(w.df, w.row_stride, shared.f, b, first);
 }
