@@ -1009,7 +1009,7 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
 
 static void finish_step(Model* model, LogStep* line) {
     QueuedStep* q = &model->steps[model->num_finished++ % 2];
-    exchange_wait(model->exchange, q->done);
+    exchange_synchronize(model->exchange, q->done);
     const StepStats* stats = q->stats;
     line->loss = stats->all.loss / (double)line->step_tokens * step_scale(&stats->all.votes);
     line->grad_norm = stats->norm;
@@ -1038,7 +1038,7 @@ static void* finish_losses(Model* model) {
     PinnedPair* p = &model->losses;
     int i = p->oldest;
     p->oldest = 1 - i;
-    exchange_wait(model->exchange, p->done[i]);
+    exchange_synchronize(model->exchange, p->done[i]);
     return p->data[i];
 }
 

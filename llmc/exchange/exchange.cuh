@@ -371,7 +371,7 @@ static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float
 
 // Waits for an event of the device. With other ranks (e is not NULL) it polls, and dies where one has failed:
 // the event would never come.
-static inline void exchange_wait(const Exchange* e, cudaEvent_t done) {
+static inline void exchange_synchronize(const Exchange* e, cudaEvent_t done) {
     const struct timespec pause = {0, 50000};
     while (e && cudaEventQuery(done) == cudaErrorNotReady) {
         nccl_check_network(e->comm, e->world);

@@ -151,8 +151,8 @@ static inline void halo_fetch_answers(const Layer* layer) {
     CUDA_CHECK(cudaEventRecord(s->halos.answered, in));
 }
 
-// Waits for the answers; whether the halos of all ranks suffice. As exchange_wait, but polls without a pause:
-// the GPU may have nothing else to do.
+// Waits for the answers; whether the halos of all ranks suffice. As exchange_synchronize, but polls without a
+// pause: the GPU may have nothing else to do.
 static inline bool halos_suffice(const SequenceMixer* s) {
     const Exchange* e = s->exchange.all;
     while (e && cudaEventQuery(s->halos.answered) == cudaErrorNotReady) nccl_check_network(e->comm, e->world);
