@@ -519,8 +519,8 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
 }
 
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
-static int64_t model_planned_bytes(const void* context, int64_t B, int64_t T, Recompute recompute) {
-    Model* model = (Model*)context;
+static int64_t model_planned_bytes(const GpuPlan* plan, int64_t B, int64_t T, Recompute recompute) {
+    Model* model = (Model*)plan->model;
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(model, B, T, recompute);
     int64_t in_fp8 = model->with_fp8 ? fp8_pass_bytes(&model->config, &model->table, B * T) : 0;

@@ -372,12 +372,12 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
 
 // Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan. The scalars of both passes
 // are added here.
-static inline void cudnn_run(const CudnnPlan* p, void* at[CUDNN_TENSORS], void* workspace,
+static inline void cudnn_run(const CudnnPlan* p, const void* at[CUDNN_TENSORS], void* workspace,
                              cudaStream_t stream) {
     float scale = 1 / sqrtf((float)p->s.dh), masked = -INFINITY;
     at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
     int64_t ids[CUDNN_TENSORS], count = 0;
-    void* pointers[CUDNN_TENSORS];
+    const void* pointers[CUDNN_TENSORS];
     for (int64_t id = 1; id < CUDNN_TENSORS; id++)
         if (at[id]) ids[count] = id, pointers[count++] = at[id];
     CudnnDescriptor pack =
@@ -418,8 +418,8 @@ static inline void attention_cudnn_forward(const AttentionForward* a, const Head
                                            cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
     assert(!a->cum_logf && !a->bounds && !s->window);
-    void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
+    const void* at[CUDNN_TENSORS] = {};
+    at[CUDNN_Q] = a->q, at[CUDNN_K] = a->k, at[CUDNN_V] = a->v;
     at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse;
     cudnn_run(cudnn_plan(CUDNN_FORWARD, s), at, a->scratch, stream);
 }
@@ -434,9 +434,9 @@ static inline void attention_cudnn_backward(const AttentionBackward* a, const He
     float one = 1;
     const bool grouped = head_group(s) > 1;
     char *dk = (char*)a->scratch, *dv = dk + attention_group_bytes(s), *rest = dv + attention_group_bytes(s);
-    void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
-    at[CUDNN_O] = (void*)a->o, at[CUDNN_LSE] = (void*)a->lse, at[CUDNN_DOUT] = (void*)a->dout;
+    const void* at[CUDNN_TENSORS] = {};
+    at[CUDNN_Q] = a->q, at[CUDNN_K] = a->k, at[CUDNN_V] = a->v;
+    at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse, at[CUDNN_DOUT] = a->dout;
     at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = grouped ? dk : (char*)a->dk,
     at[CUDNN_DV] = grouped ? dv : (char*)a->dv;
     at[CUDNN_ONE] = &one, at[CUDNN_DELTA] = rest, rest += attention_delta_bytes(s);

@@ -47,7 +47,7 @@ static inline PlanGpu plan_gpu_given(const Options* o) {
     return gpu;
 }
 
-typedef struct {
+typedef struct GpuPlan {
     const Run* run;
     PlanGpu gpu;         // this machine's, or with --dry-run the one that is planned for
     int64_t free_bytes;  // on it
@@ -57,12 +57,12 @@ typedef struct {
     int recompute;       // the level that plan_fit has chosen
     bool estimated;      // by the CPU trainer: activations by a formula, and no cache
     // Bytes of activations of a pass over [B,T] tokens, of T of a sequence on this rank
-    int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
-    const void* model;
+    int64_t (*pass_bytes)(const struct GpuPlan* plan, int64_t B, int64_t T, Recompute recompute);
+    void* model; // the GPU trainer's, for pass_bytes
 } GpuPlan;
 
 static inline int64_t plan_pass_bytes(const GpuPlan* p, int64_t B, Recompute recompute) {
-    return p->pass_bytes(p->model, B, sequence_tokens(&p->run->group, p->run->options.seq_len), recompute);
+    return p->pass_bytes(p, B, sequence_tokens(&p->run->group, p->run->options.seq_len), recompute);
 }
 
 // Does it train with GEMMs in FP8? --dump shows the gradients of bf16.
@@ -293,8 +293,8 @@ static inline void plan_describe(char* text, size_t size, const GpuPlan* p, cons
 // ----------------------------------------------------------------------------
 // by the CPU trainer
 
-static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
-    const Run* run = (const Run*)model;
+static inline int64_t plan_estimated_bytes(const GpuPlan* plan, int64_t B, int64_t T, Recompute recompute) {
+    const Run* run = plan->run;
     return gpu_pass_bytes(&run->config, &run->table, B, T, recompute) +
            gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute) +
            (plan_fp8(run) ? fp8_pass_bytes(&run->config, &run->table, B * T) +
@@ -308,8 +308,7 @@ static inline void plan_print_estimate(const Run* run) {
     GpuPlan p = {.run = run,
                  .gpu = plan_gpu_given(&run->options),
                  .estimated = true,
-                 .pass_bytes = plan_estimated_bytes,
-                 .model = run};
+                 .pass_bytes = plan_estimated_bytes};
     if (p.gpu.memory == 0) die("--mfu: of which GPU? give --gpu NAME");
     if (run->config.mixer != MIXER_ATTENTION || config_is_stack(&run->config))
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
