@@ -30,9 +30,6 @@ typedef struct {
     real* partial;            // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
 } Layer;
 
-struct Cache; // in a test the CPU trainer is in a namespace, with a cache of its own
-typedef struct Cache Cache;
-
 // What takes a block's normed residual stream back to it: attention or what may take its place, or the MLP.
 typedef struct {
     // adds the tensors of a pass over the layer's [B, T] tokens; `train` is false in inference

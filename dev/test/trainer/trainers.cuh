@@ -39,6 +39,7 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #define model_new cpu_model_new
 #define pass_acts cpu_pass_acts
 namespace cpu {
+struct Cache; // llmc/model/extension.h has declared the GPU trainer's
 #include "../../../train_fox.c"
 #include "variants.h"
 } // namespace cpu
