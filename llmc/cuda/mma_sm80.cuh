@@ -5,7 +5,8 @@ ldmatrix out of them, mma.sync m16n8k16 on bf16 with float accumulators.
 A tile in shared memory is row-major [rows, DH]. The 16-byte chunks of a row are permuted by chunk ^ (row %
 8), so that neither cp.async nor ldmatrix, eight rows at a time, has bank conflicts.
 
-Callers: the attention kernels. mma_sm90.cuh builds on the instructions.
+Callers: the kernels of llmc/attention, of attention and few rows in llmc/inference, of llmc/baselines.
+mma_sm90.cuh builds on the instructions.
 */
 #pragma once
 

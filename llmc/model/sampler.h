@@ -9,7 +9,8 @@ but for the rounding of exp.
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
 for n tokens kept, on average. Without a cut nothing is sorted.
 
-Called by the CPU trainer; the settings by llmc/serve.
+Called by llmc/inference/cpu/scores.h, which draws by sampler_next, and llmc/inference/cuda/scores.cuh, by
+sampler_key, sampler_weight and sampler_target. llmc/serve makes the settings.
 */
 #pragma once
 

@@ -5,7 +5,7 @@ as in mma_sm90.cuh, which for one panel is also the layout of mma_sm80.cuh's til
 together: they call the same functions with the same arguments except the rows. Code for sm_90a copies by
 TMA, other code by cp.async.
 
-Callers: the decay kernels, the chains of delta_rule_states.cuh.
+Callers: Mamba-2's kernels (ssd_*.cuh) and the chains of delta_rule_states.cuh.
 */
 #pragma once
 

@@ -7,7 +7,7 @@ scratch of a layer's attention (extend.cuh).
     device_cache_copy      ... to the device: once, however many steps follow
     device_cache_layer     what extend.cuh needs of a layer
 
-A pass may be filled when the one before has ended. Called by the GPU trainer.
+A pass may be filled when the one before has ended. Called by layers.cuh and extension.cuh.
 */
 #pragma once
 

@@ -41,7 +41,7 @@ Invariants of a launch and of a cluster:
    warps, and split_o after the next head's first __syncthreads, which warp 0 reaches after decode_output. The
    last elements of split_o and split_state are warp 0's alone.
 
-Called by the GPU trainer on Hopper and later GPUs with as much shared memory (decode_runs).
+Called by layers.cuh, on Hopper and later GPUs with as much shared memory (decode_runs).
 */
 #pragma once
 

@@ -32,7 +32,7 @@ Invariants of the stages:
 5. Only what extend_plan or an earlier pass wrote is read before kernel_wait: items, tiles, page table. q, k
    and v of the pass's rows are not.
 
-Called by the GPU trainer.
+Called by layers.cuh; decode.cuh computes outputs by extend_output.
 */
 #pragma once
 

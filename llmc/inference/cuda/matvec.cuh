@@ -18,7 +18,7 @@ channels:
 A lane loads 16 bytes of a row of w and the same channels of a row of x. Their order within a K-step is not
 that of mma.sync, but the same in both operands.
 
-Called by the GPU trainer.
+Called by layers.cuh, extension.cuh and the recurrent mixers (linear_rows).
 */
 #pragma once
 

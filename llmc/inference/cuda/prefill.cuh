@@ -5,7 +5,7 @@ sequence's gathered keys.
     pages_gather -> k, v [T, KVH, dh], cum_logf [NH, T] -> pruning_bounds -> attention_forward
                  -> o [rows, NH, dh]
 
-Called by the GPU trainer before extend_attention, which applies output norm and gate.
+Called by cache.cuh (device_cache_prefill), before extend_attention, which applies output norm and gate.
 */
 #pragma once
 

@@ -20,7 +20,7 @@ row_draws has one thread block a row. Tokens are ordered by sampler_key. Top-k a
 bisection over the keys: each iteration sums a measure (count or weight) over all tokens up to a key. Measures
 are integers, so no sum depends on an order.
 
-Called by the GPU trainer.
+Called by extension.cuh.
 */
 #pragma once
 
