@@ -426,9 +426,9 @@ static void check_training(const char* preset, int steps, double fraction, bool 
         model_update(&model, &adamw, o.grad_clip);
         StepStats stats = read_stats(&model);
         double error = fabs(scale * stats.own.loss * dloss / loss - 1),
-               norm_error = fabs(stats.norm / norm - 1);
+               norm_error = fabs(stats.grad_norm / norm - 1);
         CHECK(!masked || norm_error <= 0.1, "%s, step %d: the norm is %g, and %g on the CPU", preset, step,
-              stats.norm, norm);
+              stats.grad_norm, norm);
         CHECK(error <= TRAINING_LIMIT, "%s, step %d: the loss is %g, and %g on the CPU", preset, step,
               scale * stats.own.loss * dloss, loss);
         worst = error > worst ? error : worst;
@@ -507,8 +507,8 @@ static void test_nan(void) {
 
     take_steps(&model, 2, 2, 1e30f); // overflows in the gradient alone
     StepStats stats = read_stats(&model);
-    CHECK(isfinite(stats.own.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g",
-          stats.own.loss, stats.norm);
+    CHECK(isfinite(stats.own.loss) && !isfinite(stats.grad_norm) && !stats.finite, "loss %g, norm %g",
+          stats.own.loss, stats.grad_norm);
     CHECK(same_state(fetch_state(&model), before), "an infinite gradient changed the weights");
     model_free(&model);
 
@@ -521,7 +521,7 @@ static void test_nan(void) {
         State damaged = fetch_state(&model);
         take_steps(&model, 2, 2, 1 / 130.0f);
         stats = read_stats(&model);
-        CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.own.loss, stats.norm);
+        CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.own.loss, stats.grad_norm);
         CHECK(same_state(fetch_state(&model), damaged), "a loss of %g changed the weights", stats.own.loss);
         const char* found = model_first_not_finite(&model, false);
         CHECK(found && strcmp(found, bad) == 0, "found %s instead of %s", found ? found : "nothing", bad);

@@ -424,7 +424,7 @@ typedef struct Model {
     cudaStream_t stream;
     bool warm;               // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
     bool capturing;          // its calls are captured into a graph
-    bool reducing;           // its gradients are added up with those of other ranks
+    bool reducing;           // its gradients are reduced over several ranks
     PassGraph graphs[2][2];  // of model_add_gradients, [weights_in_flight][reducing]
     PassGraph* layer_graphs; // [L] of model_backward, by the first layer
 
@@ -866,9 +866,9 @@ static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work
     pass_graph_run(graph, dloss, &model->capturing, model->stream, work);
 }
 
-// A pass that adds up the gradients of several ranks is cut into graphs of a few layers, and their exchange
-// begins between these (exchange.cuh). The last ones are short: nothing is left to hide their exchange
-// behind.
+// A pass whose gradients are reduced over several ranks is cut into graphs of a few layers, and their
+// exchange begins between these (exchange.cuh). The last ones are short: nothing is left to hide their
+// exchange behind.
 static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
@@ -918,7 +918,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     Exchange* exchange = model->exchange;
     if (!exchange) add_and_square(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
-    if (exchange) // adds up the norm, the loss and the pruning counts of all ranks
+    if (exchange) // all-reduces the norm, the loss and the pruning counts
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
                         model_attention_layers(model), model->stream);
     global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);
@@ -1012,7 +1012,7 @@ static void finish_step(Model* model, LogStep* line) {
     exchange_synchronize(model->exchange, q->done);
     const StepStats* stats = q->stats;
     line->loss = stats->all.loss / (double)line->step_tokens * step_scale(&stats->all.votes);
-    line->grad_norm = stats->norm;
+    line->grad_norm = stats->grad_norm;
     line->own_finite = isfinite(stats->own.loss) && isfinite(stats->own.squares);
     line->votes = stats->all.votes;
     line->fp8_saturated = model->fp8 ? stats->fp8_saturated : NULL;

@@ -71,7 +71,7 @@ PHRASES = {
     r"\b[Dd]eal(s|t|ing)?\b": (0, "assign"),
     r"\bin passing\b": (0, "fused"),
     r"\bon (its|their) way\b": (0, "in flight"),
-    r"\blies? close\b|\bat rest\b|\bnobody's\b|\bonce more\b|\badding up\b|\bhangs? on\b": (0, "the field's word"),
+    r"\blies? close\b|\bat rest\b|\bnobody's\b|\bonce more\b|\badd(s|ed|ing)? up\b|\bhangs? on\b": (0, "the field's word"),
 }
 
 TRAINERS = ("train_fox.c", "train_fox.cu")

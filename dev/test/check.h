@@ -107,7 +107,7 @@ static inline const char* test_scratch(const char* name) {
     return path;
 }
 
-// Prints the summary line that run.sh adds up; returns main's exit code.
+// Prints the summary line that run.sh sums; returns main's exit code.
 static inline int test_report(void) {
     printf("%d passed, %d failed\n", tests_passed, tests_failed);
     return tests_failed ? EXIT_FAILURE : EXIT_SUCCESS;

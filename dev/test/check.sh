@@ -4,7 +4,7 @@ set -u
 passed=0
 failed=0
 
-# report: prints the summary line that run.sh adds up, and exits
+# report: prints the summary line that run.sh sums, and exits
 report() {
     echo "$passed passed, $failed failed"
     exit $((failed > 0))

@@ -230,7 +230,7 @@ static void check_fp8_nan(const char* spec) {
             take_steps(&model, 3, 3, value < 2 ? 1 / 128.0f : 1e30f);
             const StepStats stats = read_stats(&model);
             CHECK(!stats.finite, "%s: case %d of kind %d: loss %g and norm %g count as finite", spec, value,
-                  kind, stats.own.loss, stats.norm);
+                  kind, stats.own.loss, stats.grad_norm);
             CHECK(same_state(fetch_state(&model), before), "%s: case %d of kind %d changed the weights", spec,
                   value, kind);
             model_free(&model);

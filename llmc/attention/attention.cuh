@@ -15,7 +15,7 @@ tiles at its border masked.
     dcum_logf                     float  [B, NH, T]
 
 Head h of the queries reads head h / (NH / KVH) of the keys. Where several read one, the kernels of the
-backward pass write dk and dv of each to scratch, and attention_add_groups adds them up: one order, no
+backward pass write dk and dv of each to scratch, and attention_add_groups sums them: one order, no
 atomics, and the same work and balance as with a head of keys each.
 
 The trainer calls attention_forward and attention_backward, which check the shape (an unsupported one ends the

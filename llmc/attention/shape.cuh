@@ -54,7 +54,7 @@ typedef struct {
 #define ATTENTION_FIRST_QUERY 384 // a multiple of the number of queries of every kernel's tile
 
 typedef struct {
-    // As q, k and v. Kernels write dk and dv [B, T, NH, dh]; attention_backward adds up those of a group.
+    // As q, k and v. Kernels write dk and dv [B, T, NH, dh]; attention_backward sums those of a group.
     bf16 *dq, *dk, *dv;
     float* dcum_logf; // NULL: the gate is not learned
     const bf16 *dout, *q, *k, *v, *o;

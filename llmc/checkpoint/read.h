@@ -25,7 +25,7 @@ Called by load.h on every rank that sees the folder.
 // ----------------------------------------------------------------------------
 // verifying
 
-// Adds up the words of bytes [begin, end) of an open file, begin < end being a multiple of 4, with all of
+// Sums the words of bytes [begin, end) of an open file, begin < end being a multiple of 4, with all of
 // OpenMP's threads. Returns 0, or the error number if the file cannot be read; EIO if it ends before.
 static inline int checkpoint_sum_range(int fd, int64_t begin, int64_t end, uint64_t* sum) {
     int64_t most = CHECKPOINT_PIECE_BYTES;

@@ -249,7 +249,7 @@ static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, 
 }
 
 // ----------------------------------------------------------------------------
-// products of few rows, for decoding: packing w would cost more than the product
+// GEMMs of few rows, for decoding: packing w would cost more than the GEMM
 
 enum { FEW_ROWS = 8 }; // at most
 
@@ -285,7 +285,7 @@ __attribute__((always_inline)) static inline void multiply_few(real* out, const 
     }
 }
 
-// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused
+// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Sums in the order of matmul: fused
 // multiply-adds along a block of KC, then block after block. So an element's bits do not depend on the number
 // of rows.
 static inline void matmul_few(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,

@@ -5,8 +5,8 @@ With --fp8 they have FP8 operands (fp8.cuh), in all columns of out and dout or i
 multiplies by the operands' inverse scales, which it reads from the device. On Hopper it takes both operands
 with contiguous k, so that the second GEMM reads a transposed copy of w, and the third ones of x and dout.
 Products of the first two are added with fast accumulation, to 14 bits or so: far below the rounding of the
-operands, to 3 or 4 bits. Sums over all tokens, or over the vocabulary, are not: they would lose what many
-small products add up to.
+operands, to 3 or 4 bits. Sums over all tokens, or over the vocabulary, are not: they would lose the sum of
+many small products.
 
     forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
     backward, input  dx[rows,K]  = dout[rows,N] w[N,K]

@@ -2,7 +2,7 @@
 --eval-every: what a training measures of its own model every N steps, and at its end.
 
     loss by position    on --val-data (positions.h), by octaves as a validation has it, P(l) as --eval has it
-    --eval-requests     the answers to FILE's requests (requests.h), added up by type
+    --eval-requests     the answers to FILE's requests (requests.h), summed by type
 
 One line of log.jsonl, an object; what has nothing to measure is left out:
 

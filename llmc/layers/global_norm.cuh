@@ -24,7 +24,7 @@ not valid leaves the weights unchanged even before the host has read it.
 
 typedef struct {
     StepSums own, all; // of this rank, and of all ranks
-    double norm;       // of the gradient of the mean loss over the targets that count
+    double grad_norm;  // of the mean loss over the targets that count
     float grad_scale;  // AdamW multiplies the gradient by it: makes it that of the mean, clipped
     int32_t finite;    // 0: the step is not valid, or left out, and AdamW changes nothing
     int32_t skipped;   // 1: a spike is left out, and its gradients are zeroed
@@ -168,7 +168,7 @@ __global__ static void finish_kernel(StepStats* stats, double clip, double spike
     bool empty = votes.targets == 0 && votes.tokens > 0;
     double scale = votes.targets == votes.tokens ? 1 : empty ? 0 : votes.tokens / votes.targets;
     double norm = scale * sqrt(stats->all.squares);
-    stats->norm = norm;
+    stats->grad_norm = norm;
     const bool valid = isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19;
     stats->skipped = valid && spike_norm > 0 && norm > spike_norm;
     stats->finite = valid && !stats->skipped;

@@ -109,7 +109,7 @@ typedef struct {
     // rank's in the step.
     void (*add_gradients)(Model* model, int64_t step_tokens, bool last);
     // Gradient norm, clipping to grad_clip (0: none), AdamW; no update unless step_is_valid, nor where
-    // norm_is_spike. The votes of all ranks are added up; loss and gradient become those of the mean over the
+    // norm_is_spike. The votes of all ranks are summed; loss and gradient become those of the mean over the
     // targets that count.
     void (*update)(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes);
     // Waits for the oldest step in flight and fills the line's loss, grad_norm, own_finite, votes,

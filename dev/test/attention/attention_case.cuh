@@ -218,7 +218,7 @@ static void check_case(const char* what, GateKind kind, double mean, const Shape
     CHECK(same_results(a, b), "%s: two runs differ", name);
     HostResults results(a, 0, 0);
     check_results(name, s, in.tensors(), results);
-    if (on_sm80) { // tiles of both widths are added up in the same order
+    if (on_sm80) { // tiles of both widths are summed in the same order
         narrow = true;
         b.compute(in, NULL);
         narrow = false;

@@ -44,7 +44,7 @@ def forward(tokens):
 
 def near(got, want, tokens):
     """A text's log-probability. In bf16 it is off the float64 one's by up to 6e-3 for the root of its tokens (one H100, four
-    families), and by other amounts beside other texts, as GEMMs of other shapes add up in another order."""
+    families), and by other amounts beside other texts, as GEMMs of other shapes sum in another order."""
     limit = 6e-3 if "train_foxcu" in program[0] else 3e-4
     assert abs(got - want) <= limit * max(1, tokens) ** 0.5, (got, want)
 
@@ -248,7 +248,7 @@ def expected():
 
 
 def in_training(log, path, tolerance):
-    """The last evaluation of a training adds up what --requests answers with its last checkpoint."""
+    """The last evaluation of a training sums what --requests answers with its last checkpoint."""
     with open(path) as f:
         asked = [json.loads(line) for line in f if line.strip()]
     with open(log) as f:

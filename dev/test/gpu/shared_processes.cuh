@@ -164,7 +164,7 @@ struct Answers {
     }
 };
 
-// What a step of all groups adds up to, by one rank's results. The losses are group 0's last.
+// The sums of a step over all groups, by one rank's results. The losses are group 0's last.
 static Result step_alone(const Answers* a, const AnswersStep* step, int groups) {
     Result sum = {};
     for (int i = 0; i < step->passes; i++)

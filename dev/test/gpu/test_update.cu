@@ -170,8 +170,8 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
 
         StepStats stats = a.stats.host()[0];
         CHECK(stats.finite == 1, "a finite step counts as not finite");
-        double error = noted("norm", fabs(stats.norm / norm - 1));
-        CHECK(error < 1e-7, "norm %.9g, not %.9g", stats.norm, norm);
+        double error = noted("norm", fabs(stats.grad_norm / norm - 1));
+        CHECK(error < 1e-7, "norm %.9g, not %.9g", stats.grad_norm, norm);
         CHECK(fabs(stats.own.loss - loss) < 1e-9 * fabs(loss), "loss %.12g, not %.12g", stats.own.loss, loss);
         CHECK(fabs(stats.grad_scale - scale) < 1e-6 * scale, "scale %g, not %g", stats.grad_scale, scale);
         double ew = noted("w", relative_error(a.w.host(), w)), em = noted("m", relative_error(a.m.host(), m));
@@ -194,7 +194,7 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
     // of a spike gradients are zeroed, and nothing else changes
     const vector<float> w4 = a.w.host(), m4 = a.m.host(), v4 = a.v.host();
     a.g = draw<float>(n, 0.01);
-    a.params.spike_norm = a.stats.host()[0].norm * 1e-6;
+    a.params.spike_norm = a.stats.host()[0].grad_norm * 1e-6;
     a.step(2e-3, 5);
     const vector<float> g = a.g.host();
     int left = 0;
@@ -247,14 +247,14 @@ static void test_no_update() {
 
     // twice the same from the same start
     vector<float> first = a.w.host();
-    double norm = a.stats.host()[0].norm;
+    double norm = a.stats.host()[0].grad_norm;
     a.w = w, a.g = bad_g, a.m = m, a.v = v, a.copy = copy;
     a.step(1e-3, 5);
-    CHECK(same_bits(a.w.host(), first) && a.stats.host()[0].norm == norm, "two runs differ");
+    CHECK(same_bits(a.w.host(), first) && a.stats.host()[0].grad_norm == norm, "two runs differ");
     // of a step whose targets do not count the gradient may be 0: decay and momentum go on
     a.g = vector<float>(n, 0.0f), a.m = m, a.v = v, a.w = w, a.votes.tokens = 64;
     a.step(1e-3, 5);
-    CHECK(a.stats.host()[0].finite == 1 && a.stats.host()[0].norm == 0 && !same_bits(a.w.host(), w),
+    CHECK(a.stats.host()[0].finite == 1 && a.stats.host()[0].grad_norm == 0 && !same_bits(a.w.host(), w),
           "empty step");
     params_free(&a.table);
 }
@@ -330,7 +330,7 @@ static void test_adamw_big() {
         double g = 0.001f * element(i) + 0.0001f;
         squares += g * g;
     }
-    double norm = a.stats.host()[0].norm;
+    double norm = a.stats.host()[0].grad_norm;
     CHECK(fabs(norm / sqrt(squares) - 1) < 1e-7, "norm %.10g, not %.10g", norm, sqrt(squares));
     const int64_t around[] = {0, 1073741824, first - 500, 2147483648LL - 500, n - 1000};
     for (int64_t from : around) {

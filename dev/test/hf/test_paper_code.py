@@ -1,7 +1,7 @@
 """
 Tests grouped heads and tied embeddings against the paper's own code, zhixuan-lin/forgetting-transformer, which has neither: it
 opens the expanded checkpoint, in which each query head has a copy of its group's keys, values, shift gates and K norm, and
-lm_head is a copy of the embedding. Logits are the trainer's, and so are the gradients, those of copies added up. By hand, in an
+lm_head is a copy of the embedding. Logits are the trainer's, and so are the gradients, those of copies summed. By hand, in an
 environment of its own, as that code is written for transformers 4.44, and Triton 3.4 for NumPy 2.2:
 
     pip install torch==2.8.0 transformers==4.44.2 numpy==2.2.6 einops pytest
@@ -65,7 +65,7 @@ def expand(name, x, heads, key_heads):
 
 
 def fold(name, grad, of, heads, key_heads):
-    """The gradient of a tensor of this shape: that of its copies, added up."""
+    """The gradient of a tensor of this shape: the sum of its copies'."""
     if grad.shape == of.shape:
         return grad
     return grad.unflatten(0, (key_heads, heads // key_heads, -1)).sum(1).flatten(0, 1)

@@ -1,6 +1,6 @@
 /*
-Tests of llmc/base/checksum.h: any changed bit, moved word or lost part changes a checksum; parts add up in
-any order.
+Tests of llmc/base/checksum.h: any changed bit, moved word or lost part changes a checksum; parts are summed
+in any order.
 */
 #include "../../../llmc/base/checksum.h"
 #include "../../../llmc/base/random.h"

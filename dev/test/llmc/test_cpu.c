@@ -148,7 +148,7 @@ static void check_linear(void) {
     }
 }
 
-// A row's bits are the same whatever the number of rows: products of few rows add up like tiled ones.
+// A row's bits are the same whatever the number of rows: GEMMs of few rows sum in the order of tiled ones.
 static void check_rows(void) {
     const int64_t sizes[][2] = {{1, 1}, {17, 3}, {64, 256}, {50, 257}, {33, 700}, {97, 512}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {

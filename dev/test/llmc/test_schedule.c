@@ -119,7 +119,7 @@ static void test_edges(void) {
 }
 
 // The paper's recipe at 125m: every step has a positive rate, rising through the warm-up and falling
-// afterwards, and over the whole run the rates add up to the area under the curve.
+// afterwards, and over the whole run the rates' sum is the area under the curve.
 static void test_recipe(void) {
     const int64_t step = 524288, warmup = 268435456, max = 2684354560;
     const double peak = 2e-3;

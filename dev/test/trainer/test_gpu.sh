@@ -225,7 +225,7 @@ texts() {
     ends_same sampled # sampling does not change training
 }
 
-# --eval-every changes no bit of what is learnt, and adds up what --requests answers; a signal ends it.
+# --eval-every changes no bit of what is learnt, and sums what --requests answers; a signal ends it.
 in_training() {
     local file=$scratch/in_training run=$scratch/measured
     printf '{"type":"%s}\n' 'score","context":"One","continuation":" two"' 'score","continuation":""' \

@@ -108,7 +108,7 @@ static void check_window(const char* name, int64_t W) {
     model_free(&model);
 }
 
-// The gradients of two passes over one sequence each add up to those of one pass over both.
+// The sum of the gradients of two passes over one sequence each is the gradient of one pass over both.
 static void check_accumulation(const char* name, int64_t T) {
     Model both = variant_model(name, 2, T), one = variant_model(name, 1, T);
     int32_t *inputs = random_tokens(&both, 2 * T, 0), *targets = random_tokens(&both, 2 * T, 1);

@@ -257,7 +257,7 @@ __device__ static inline void ssd_scaled_dout(uint32_t (&f)[4][4], const bf16* d
     }
 }
 
-// Adds up the strips' column sums of g: only strips from the column's own on have any.
+// Reduces the strips' column sums of g: only strips from the column's own on have any.
 __device__ static inline void ssd_store_columns(float* to, const float (*columns)[SSD_CHUNK]) {
     int j = (int)threadIdx.x;
     if (j >= SSD_CHUNK) return;

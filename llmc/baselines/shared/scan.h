@@ -69,7 +69,7 @@ typedef struct {
 } Scan;
 
 // Gradients. The parts are those of a piece: dq and dk [B,T,NH,pieces,K], ddecay [.., decay_width], dbeta
-// [.., 1], which scan_sum adds up.
+// [.., 1], which scan_sum reduces.
 typedef struct {
     real *dq_parts, *dk_parts, *ddecay_parts, *dbeta_parts;
     real* dv;         // [B,T,NH,V], rows as shape

@@ -149,7 +149,7 @@ ROW(COUNT, eval_every, RECORDED, "eval-every", "STEPS", 0, 0, 1LL << 40, \
     "--eval-requests; 0: none") \
 ROW(TEXT, eval_requests, RECORDED, "eval-requests", "FILE", 0, 0, 0, \
     "JSON lines as --requests takes them, of up to --seq-len tokens, which an evaluation answers and " \
-    "adds up") \
+    "sums by type") \
 ROW(COUNT, sample_every, RECORDED, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
