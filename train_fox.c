@@ -843,6 +843,24 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 
 #undef MODEL_ACTS
 
+// The model's own tensors of layer l.
+static Acts pass_acts(const Pass* pass, int64_t l) {
+    Acts a;
+    activations_layer(&pass->tables[PASS_MODEL], l, &a, sizeof a);
+    return a;
+}
+
+static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
+    Layer layer = layer_of(&model->table, l, pass->B, pass->T);
+    layer.params = model->params;
+    layer.grads = model->grads;
+    layer.mixer = &pass->tables[PASS_MIXER + layer.config->mixer];
+    layer.mlp = &pass->tables[PASS_MLP];
+    layer.doc_start = pass_acts(pass, 0).doc_start;
+    layer.partial = pass_acts(pass, 0).partial;
+    return layer;
+}
+
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T) {
     Pass pass = {.B = B, .T = T};
@@ -874,24 +892,6 @@ static Model model_new(const Config* config, bool train, int rank, int ranks) {
     if (ranks > 1) model.scratch = (real*)xcalloc(owned, sizeof(real));
     model.times = (RankTime*)xcalloc((size_t)ranks, sizeof(RankTime));
     return model;
-}
-
-// The model's own tensors of layer l.
-static Acts pass_acts(const Pass* pass, int64_t l) {
-    Acts a;
-    activations_layer(&pass->tables[PASS_MODEL], l, &a, sizeof a);
-    return a;
-}
-
-static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
-    Layer layer = layer_of(&model->table, l, pass->B, pass->T);
-    layer.params = model->params;
-    layer.grads = model->grads;
-    layer.mixer = &pass->tables[PASS_MIXER + layer.config->mixer];
-    layer.mlp = &pass->tables[PASS_MLP];
-    layer.doc_start = pass_acts(pass, 0).doc_start;
-    layer.partial = pass_acts(pass, 0).partial;
-    return layer;
 }
 
 // Without gradients no backward pass follows: all layers share their activations.
@@ -948,6 +948,13 @@ static void block_forward(Model* model, int64_t l) {
 static Norm model_final_norm(const Model* model, const Pass* pass) {
     Layer layer = model_layer(model, pass, 0);
     return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
+}
+
+// Begins an optimizer step: its loss and gradients are zero.
+static void model_begin_step(Model* model) {
+    memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
+    model->loss = 0;
+    model->began = seconds_now();
 }
 
 // inputs [B,T] -> acts.x of layer 0, and where documents begin
@@ -1087,6 +1094,13 @@ static void model_gather_weights(Model* model) {
         exchange_all_gather(model->world, model->params, &model->shard, b, sizeof(real));
 }
 
+// The first tensor with a number that is not finite, for the message that stops the run; NULL: none.
+static const char* model_first_not_finite(Model* model, bool gradients) {
+    const Shard whole = params_shard(&model->table, 0, 1);
+    const real* buffer = gradients ? model->grads : model->params;
+    return shard_first_not_finite(&model->table, &whole, buffer, sizeof(real));
+}
+
 // ----------------------------------------------------------------------------
 // inference (llmc/inference/cpu)
 
@@ -1104,12 +1118,6 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 static void load_batch(Model* model, DataLoader* data) {
     if (data) model->T = model->pass.T = data->options.seq_len; // at most that of trainer_open
     batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
-}
-
-static void model_begin_step(Model* model) {
-    memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
-    model->loss = 0;
-    model->began = seconds_now();
 }
 
 static void add_gradients(Model* model, int64_t step_tokens, bool last) {
@@ -1158,12 +1166,6 @@ static void finish_step(Model* model, LogStep* line) {
     if (model->shard.rank == 0) core_watch_tell(&model->core_watch, omp_get_max_threads());
 }
 
-static const char* model_first_not_finite(Model* model, bool gradients) {
-    const Shard whole = params_shard(&model->table, 0, 1);
-    const real* buffer = gradients ? model->grads : model->params;
-    return shard_first_not_finite(&model->table, &whole, buffer, sizeof(real));
-}
-
 static void queue_losses(Model* model) {
     model_forward(model, model->inputs);
     model_loss(model, model->targets, 0, false, NULL);
@@ -1185,7 +1187,7 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/train/main.h) needs of the model
 
-static int64_t run_cache_bytes(const void* context, const CacheSizes* sizes) {
+static int64_t planned_cache_bytes(const void* context, const CacheSizes* sizes) {
     const Run* run = (const Run*)context;
     return cache_bytes(&run->config, &run->table, mixers, &mlp, sizes);
 }
@@ -1193,7 +1195,7 @@ static int64_t run_cache_bytes(const void* context, const CacheSizes* sizes) {
 static CpuPlan make_plan(const Run* run) {
     const Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
     const int64_t bytes = pass_bytes(&pass, run->config.num_hidden_layers),
-                  cache = training_cache_bytes(run, run_cache_bytes, run);
+                  cache = training_cache_bytes(run, planned_cache_bytes, run);
     return (CpuPlan){run, bytes, cache, memory_left(""), sizeof(real), omp_get_max_threads()};
 }
 

@@ -1063,14 +1063,14 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/train/main.h) needs of the model
 
-static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
+static int64_t planned_cache_bytes(const void* model, const CacheSizes* sizes) {
     const Model* m = (const Model*)model;
     return cache_bytes(&m->config, &m->table, mixers, sizes);
 }
 
 // Makes a model without device memory, and the plan of its memory: without a GPU everything fits. --dry-run
 // opens no device where another GPU is planned for, or there is none: model->device is all zero.
-static Model* model_plan(GpuPlan* plan, const Run* run) {
+static Model* make_plan(GpuPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const bool cudnn = o->attention == ATTENTION_CUDNN;
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
@@ -1098,7 +1098,7 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     *plan = {.run = run,
              .gpu = gpu,
              .free_bytes = (int64_t)free_bytes,
-             .cache_bytes = training_cache_bytes(run, model_cache_bytes, model),
+             .cache_bytes = training_cache_bytes(run, planned_cache_bytes, model),
              .pass_bytes = model_planned_bytes,
              .model = model};
     plan_fit(plan);
@@ -1107,7 +1107,7 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
 
 static void print_plan(const Run* run) {
     GpuPlan plan;
-    Model* model = model_plan(&plan, run);
+    Model* model = make_plan(&plan, run);
     plan_print(&plan);
     params_free(&model->table);
     free(model);
@@ -1115,7 +1115,7 @@ static void print_plan(const Run* run) {
 
 static Model* trainer_open(Run* run) {
     GpuPlan plan;
-    Model* model = model_plan(&plan, run);
+    Model* model = make_plan(&plan, run);
     const Device* device = &model->device;
     int64_t B = run->micro_batch, T = run->options.seq_len;
     bool train = run_has_gradients(run);
