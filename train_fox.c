@@ -19,11 +19,11 @@ run computes the same bits on any number of threads.
 #include "llmc/baselines/mamba2/mamba2.h"     // defines: mamba2_mixer
 #include "llmc/cpu/adamw.h"                   // defines: global_squares, clip_scale, adamw_update
 #include "llmc/cpu/core_time.h"               // defines: CoreTime, core_time_now, CoreWatch
-#include "llmc/cpu/layer.h"                   // defines: Layer, Mixer, Norm, layer_linear, rmsnorm_*
-#include "llmc/cpu/matmul.h"                  // defines: Linear, linear_*, matmul, rows_of, transpose_of
-#include "llmc/cpu/memory.h"                  // defines: memory_left
-#include "llmc/cpu/threads.h"                 // defines: threads_start
-#include "llmc/cpu/vector.h"                  // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
+#include "llmc/cpu/layer.h"            // defines: Layer, Mixer, MIXER_ACTS, Norm, layer_linear, rmsnorm_*
+#include "llmc/cpu/matmul.h"           // defines: Linear, linear_*, matmul, rows_of, transpose_of
+#include "llmc/cpu/memory.h"           // defines: memory_left
+#include "llmc/cpu/threads.h"          // defines: threads_start
+#include "llmc/cpu/vector.h"           // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
 #include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
 #include "llmc/inference/cpu/extend.h" // defines: Cache, cache_*, paged_attention
 #include "llmc/model/rotation.h"       // defines: config_rotation, config_rope_gain
@@ -510,11 +510,7 @@ static void attention_activations(Activations* rows, const Layer* layer, bool tr
 
 #undef ATTENTION_ACTS
 
-static AttentionActs attention_acts(const Layer* layer) {
-    AttentionActs a;
-    activations_layer(layer->mixer, layer->number, &a, sizeof a);
-    return a;
-}
+MIXER_ACTS(AttentionActs, attention_acts)
 
 // Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {

@@ -61,6 +61,14 @@ static inline Layer layer_of(const ParamTable* table, int64_t l, int64_t B, int6
     return layer;
 }
 
+// Defines `Acts name(const Layer*)`: the layer's tensors in its mixer's table of activations.
+#define MIXER_ACTS(Acts, name)                                                                               \
+    static inline Acts name(const Layer* layer) {                                                            \
+        Acts acts;                                                                                           \
+        activations_layer(layer->mixer, layer->number, &acts, sizeof acts);                                  \
+        return acts;                                                                                         \
+    }
+
 // Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
 static inline int64_t layer_logit_rows(const Config* c, int64_t rows) {
     int64_t most = ((int64_t)1 << 22) / c->vocab_size;

@@ -67,11 +67,7 @@ static inline void deltanet_activations(Activations* rows, const Layer* layer, b
 
 #undef DELTANET_ACTS
 
-static inline DeltaNetActs deltanet_acts(const Layer* layer) {
-    DeltaNetActs a;
-    activations_layer(layer->mixer, layer->number, &a, sizeof a);
-    return a;
-}
+MIXER_ACTS(DeltaNetActs, deltanet_acts)
 
 static inline ScanShape deltanet_scan_shape(const Layer* layer) {
     return scan_shape(layer, deltanet_is_gated(layer->config), deltanet_channels(layer->config));

@@ -49,11 +49,7 @@ static inline void hgrn2_activations(Activations* rows, const Layer* layer, bool
 
 #undef HGRN2_ACTS
 
-static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
-    Hgrn2Acts a;
-    activations_layer(layer->mixer, layer->number, &a, sizeof a);
-    return a;
-}
+MIXER_ACTS(Hgrn2Acts, hgrn2_acts)
 
 static inline ScanShape hgrn2_shape(const Layer* layer) {
     return scan_shape(layer, config_head_size(layer->config), 3 * layer->config->hidden_size);

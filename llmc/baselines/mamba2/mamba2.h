@@ -58,11 +58,7 @@ static inline void mamba2_activations(Activations* rows, const Layer* layer, boo
 
 #undef MAMBA2_ACTS
 
-static inline Mamba2Acts mamba2_acts(const Layer* layer) {
-    Mamba2Acts a;
-    activations_layer(layer->mixer, layer->number, &a, sizeof a);
-    return a;
-}
+MIXER_ACTS(Mamba2Acts, mamba2_acts)
 
 // Channels of the convolution: x, B and C.
 static inline int64_t mamba2_channels(const Config* c) { return config_inner_size(c) + 2 * c->state_size; }
