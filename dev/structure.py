@@ -46,16 +46,12 @@ NOT_MODEL = ("inference", "the trainer")
 
 # The rooms of llmc/, its top folders. Each includes itself and the rooms before it: above, or left in its line.
 LADDER = [rung.split() for rung in """
-base formats tokens
-config
-model
-ranks
+base formats tokens config
+model ranks
 cpu cuda
 layers attention
-exchange
-sequence
-inference
-baselines
+exchange sequence
+inference baselines
 checkpoint run plan
 serve eval
 train

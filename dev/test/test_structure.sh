@@ -121,7 +121,7 @@ END
 said "7 functions, 65 options; "
 check "the rooms" python3 "$scratch/structure.py" --rooms "$tree"
 said "checkpoint run plan     -> model"
-said "model                   -> formats"
+said "model ranks             -> formats"
 dies "usage: dev/structure.py" python3 "$scratch/structure.py" --most
 dies "usage: dev/structure.py" python3 "$scratch/structure.py" "$tree" "$tree"
 
