@@ -1,36 +1,48 @@
 /*
-Halos, where ranks share sequences (split.h). Where gates forget, in the `halo` last tokens of each rank, all
-that was before, a rank needs of the other ranks' tokens these alone. It then has all heads over
+Halos: attention without an exchange of heads, where ranks share sequences (split.h) and gates forget quickly.
 
-    span    its own T/N tokens behind the last `halo` tokens of the rank before, which rank 0 has not
+A rank computes attention for its own T/N tokens with all heads. The only tokens before these that it needs
+are the halo, the last `halo` tokens of the previous rank: its queries have forgotten all others. Halo and own
+tokens are the span:
 
-as if that were a sequence, with the model's weights in their own layout and no exchange of o:
+    tokens of a sequence    ...  rank n - 1       |       rank n       |  ...
+    span of rank n                       [ halo   |     own tokens     ]        rank 0 has no halo
 
-    forward     rows of proj of the own last tokens ->  before proj of the rank behind
-    backward    gradients of these rows             ->  dproj_halo of the rank before, which adds them to dproj
+The span is computed like a sequence of its own. Weights have the model's layout, and o is not exchanged. Two
+messages are left:
 
-Queries of the halo are computed and not used: gradients of their outputs are 0. Gradients of weights from the
-halo's rows are those of keys and values that the own queries read; the rank that has the rows adds the
-others.
+    forward     proj of the last own tokens     ->  the halo's rows of proj of the next rank
+    backward    gradients of the halo's rows    ->  dproj_halo of the previous rank, which adds them to dproj
 
-The first token of a halo has no token before it that its shift could read, so its key is none. A rank looks
-at its own last tokens, before it sends them, and may say that they suffice: that key and all before it weigh
-less than eps, by the rule of pruning.cuh, with U by QK norm's weights and lse >= -U. Each of these keys has
-decayed by at least the gates behind the first token of the halo:
+The halo's queries are computed but not used: gradients of their outputs are 0. Two ranks share the gradients
+of weights from the halo's rows. This rank adds what its own queries contribute through the halo's keys and
+values; the rank that owns the rows adds the rest.
 
-    2 U + ln(number of these keys) + sum of log gates behind the first token of the halo < ln eps
+A rank decides whether its last tokens suffice as a halo before it sends them. The halo's first token lacks
+the previous token that its shift would read, so its key cannot be used. The halo suffices if this key and all
+keys before it weigh less than eps, by the rule of pruning.cuh, with U from QK norm's weights and lse >= -U.
+Each of these keys has decayed by at least the gates of the halo's other tokens:
 
-for every head. A row may then lose 2 eps of its weight: eps by the halo, eps by pruning within the span.
+    2 U + ln(number of these keys) + sum of log gates of the halo's other tokens < ln eps      for every head
 
-All ranks tell all, and the host waits for the answers, since other work follows from them; the GPU meanwhile
-computes proj, if the layer's last pass had a halo. So what a pass computes is a function of its weights and
-tokens alone. What a backward pass recomputes has the same answer.
+A row may lose 2 eps of its weight: eps to the halo, and eps to pruning within the span.
 
-Message n of a halo fills tensors that are free when message n - 1 was read (sequence_begin):
+Rules of the answers:
 
-    proj's rows before the own ones    last used by the output gate; the main stream tells `read` behind it, or, where a
-                                       backward pass reads them again, behind that message
-    dproj_halo                         by halo_add_kernel; the main stream tells `read` behind it
+ 1. All ranks of a group do the same.               halo_send_answer sends to all ranks, and
+                                                    sequence_halos_suffice needs all answers
+ 2. The host queues no attention before it has      halos_suffice waits for `answered`; meanwhile the GPU
+    the answers, as they decide which one.          computes proj of the other tokens
+ 3. What a pass computes is a function of its       `expected`, the last pass's answer, decides only whether
+    weights and tokens alone.                       proj is computed before or after the wait
+ 4. What a backward pass recomputes has the         halo_in_proj: `taken`, with layer->recomputing
+    forward pass's answer.
+
+Message n fills tensors that are free when message n - 1 was read (sequence_begin):
+
+ 5. The halo's rows of proj are free after the      halo_read follows the output gate (halo_forward), and in
+    output gate, or a backward pass, has used them. halo_to_in_proj the backward pass of the heads
+ 6. dproj_halo is free after halo_add_kernel.       halo_read follows it in halo_to_in_proj
 
 Called by mixer.cuh. An error of CUDA ends the program.
 */
@@ -92,9 +104,9 @@ static inline void halo_open(const Layer* layer) {
 
 enum { HALO_THREADS = 1024 };
 
-// One thread block, a warp a head: whether of s.T tokens the first, and what is before, is forgotten by the
-// query behind the last. z: the gates' logits of these tokens, NULL where a gate has only a bias; keys: the
-// first token and those before it.
+// Whether the query after s.T tokens has forgotten the first of them and all before it. One thread block, one
+// warp a head. z: the gates' logits of these tokens, NULL where a gate has only a bias; keys: number of keys
+// that must be forgotten.
 __global__ static void __launch_bounds__(HALO_THREADS)
     halo_answer_kernel(int32_t* suffices, const bf16* z, const float* bias, double keys,
                        const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
@@ -110,8 +122,8 @@ __global__ static void __launch_bounds__(HALO_THREADS)
     if (threadIdx.x == 0) *suffices = all;
 }
 
-// Answers for the rank's last tokens, whose rows of proj are `rows`. The last rank's are no
-// halo.
+// Queues this rank's answer: whether its last tokens suffice as the next rank's halo. rows: their rows of
+// proj. The last rank has no next one, and its answer is yes.
 static inline void halo_answer(const Layer* layer, const bf16* rows) {
     const SequenceGroup* g = &rank_heads(layer)->group;
     AttentionHeads heads = attention_heads(layer);
@@ -163,9 +175,9 @@ static inline bool halos_suffice(const SequenceMixer* s) {
 // ----------------------------------------------------------------------------
 // the exchanges
 
-// Computes proj = in_proj(in), with the halo of the rank before it, and returns true; or returns false where
-// the layer's heads are to be exchanged. proj: the rank's own rows. The caller tells `read` (halo_read)
-// behind the last use of the halo's rows.
+// Computes proj = in_proj(in) and receives the halo's rows before it. Returns false where heads must be
+// exchanged instead. proj: the rank's own rows. After the last use of the halo's rows the caller calls
+// halo_read.
 static inline bool halo_in_proj(const Layer* layer, bf16* proj, const bf16* in, const Linear* in_proj) {
     const SequenceMixer* s = sequence_of(layer);
     const SequenceGroup* g = &s->heads.group;
@@ -195,14 +207,14 @@ static inline bool halo_in_proj(const Layer* layer, bf16* proj, const bf16* in, 
     sequence_await(layer, true); // before the host's wait, during which the clock counts, too
     *taken = !asks || halos_suffice(s);
     if (!*taken) {
-        peers_read(&s->exchange.peers, sequence_in(layer)); // nobody uses the rows
+        peers_read(&s->exchange.peers, sequence_in(layer)); // the rows stay unused
         return false;
     }
     if (!expected) compute_others();
     return true;
 }
 
-// Tells the others that what they sent last has been used, by what is queued on the main stream.
+// Marks the last message as read, after what is queued on the main stream: the next one may be sent.
 static inline void halo_read(const Layer* layer) {
     peers_read(&sequence_of(layer)->exchange.peers, layer->stream);
 }
@@ -218,8 +230,8 @@ __global__ static void __launch_bounds__(256) halo_add_kernel(bf16* to, const bf
     store16(to + 8 * i, pack8(a));
 }
 
-// Computes din, the gradient of in_proj's input, from dproj of the own rows, to which it adds what the rank
-// behind has for the last of them. dproj_halo: where that comes.
+// Computes din, the gradient of in_proj's input, from dproj of the own rows. First adds dproj_halo to the
+// last of these rows: the next rank's gradients of its halo.
 static inline void halo_to_in_proj(const Layer* layer, bf16* din, bf16* dproj, bf16* dproj_halo,
                                    const Linear* in_proj) {
     const SequenceExchange* e = &sequence_of(layer)->exchange;

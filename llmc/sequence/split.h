@@ -21,8 +21,9 @@ rows:
 q, k, v, o and dproj are exchanged in chunks of a rank's tokens: while one chunk is copied, the next is
 computed, or the one before is used.
 
-Where every head of a layer forgets, within a few hundred tokens, all that was before, a rank computes
-attention, too, for its own tokens: all heads, behind a halo of the last tokens of the rank before (halo.cuh).
+A layer needs no exchange of heads if every head forgets within a few hundred tokens. A rank then computes
+attention, too, for its own tokens with all heads. It needs the last tokens of the previous rank: the halo
+(halo.cuh).
 
 Called by the other files of this room, and by the plan of a GPU's memory (llmc/plan/memory.h). Nothing here
 fails, but by assertion.
@@ -105,7 +106,7 @@ static inline SequenceChunk sequence_chunk(int64_t tokens, int chunks, int i) {
 // ----------------------------------------------------------------------------
 // halos
 
-// A longer halo lets slower gates do with one, and costs attention over as many tokens more.
+// A longer halo suffices for slower gates, but attention covers as many more tokens.
 enum { SEQUENCE_HALO_ALIGN = 128, SEQUENCE_HALO_MOST = 1024, SEQUENCE_HALO_LEAST_TOKENS = 8192 };
 
 // Tokens of a halo of `tokens` tokens of each of B sequences; 0: such a pass has none. Its rows come before
@@ -116,10 +117,10 @@ static inline int64_t sequence_halo(int64_t B, int64_t tokens) {
     return halo < align ? align : halo < most ? halo : most;
 }
 
-// Where a rank's span begins, which is its own tokens behind its halo: tokens of the halo, which rank 0 has not,
-// and of the sequence before it
+// The span of a rank: its halo, then its own tokens
 typedef struct {
-    int64_t halo, before;
+    int64_t halo;   // tokens of the halo; rank 0 has none
+    int64_t before; // tokens of the sequence before the span
 } SequenceSpan;
 
 static inline SequenceSpan sequence_span(const SequenceGroup* g, int64_t tokens, int64_t halo) {
