@@ -266,7 +266,10 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
     int64_t base = head / s->NH * T * d + head % s->NH * dh, keys_base = key_base(s, head);
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     real* o = a->o + base + i0 * d;
-    for (int64_t i = 0; i < m; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+    for (int64_t i = 0; i < m; i++) {
+        row_max[i] = -INFINITY;
+        row_sum[i] = 0;
+    }
     for (int64_t j0 = first; j0 <= i0; j0 += TILE) {
         const double *logf = tile_logf(cum_logf, i0), *key_logf = tile_logf(cum_logf, j0);
         int64_t n = min64(TILE, T - j0);

@@ -150,7 +150,8 @@ static void head_paths(HeadPath paths[3], const AttentionHeads* heads, const Hea
     bf16 *const out[] = {a->q, a->k, a->v}, *const dout[] = {a->dq, a->dk, a->dv};
     for (int p = 0; p < 3; p++) {
         paths[p] = heads->paths[p];
-        paths[p].out = out[p], paths[p].dout = dout[p];
+        paths[p].out = out[p];
+        paths[p].dout = dout[p];
     }
     paths[0].rstd = a->q_rstd;
     paths[1].rstd = a->k_rstd;

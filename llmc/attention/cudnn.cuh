@@ -375,11 +375,15 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
 static inline void cudnn_run(const CudnnPlan* p, const void* at[CUDNN_TENSORS], void* workspace,
                              cudaStream_t stream) {
     float scale = 1 / sqrtf((float)p->s.dh), masked = -INFINITY;
-    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
+    at[CUDNN_SCALE] = &scale;
+    at[CUDNN_MASKED] = &masked;
     int64_t ids[CUDNN_TENSORS], count = 0;
     const void* pointers[CUDNN_TENSORS];
     for (int64_t id = 1; id < CUDNN_TENSORS; id++)
-        if (at[id]) ids[count] = id, pointers[count++] = at[id];
+        if (at[id]) {
+            ids[count] = id;
+            pointers[count++] = at[id];
+        }
     CudnnDescriptor pack =
         cudnn_final(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
                     {{CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids},
@@ -419,8 +423,11 @@ static inline void attention_cudnn_forward(const AttentionForward* a, const Head
     Range range("attention", RANGE_FORWARD, stream);
     assert(!a->cum_logf && !a->bounds && !s->window);
     const void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = a->q, at[CUDNN_K] = a->k, at[CUDNN_V] = a->v;
-    at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse;
+    at[CUDNN_Q] = a->q;
+    at[CUDNN_K] = a->k;
+    at[CUDNN_V] = a->v;
+    at[CUDNN_O] = a->o;
+    at[CUDNN_LSE] = a->lse;
     cudnn_run(cudnn_plan(CUDNN_FORWARD, s), at, a->scratch, stream);
 }
 
@@ -435,12 +442,22 @@ static inline void attention_cudnn_backward(const AttentionBackward* a, const He
     const bool grouped = head_group(s) > 1;
     char *dk = (char*)a->scratch, *dv = dk + attention_group_bytes(s), *rest = dv + attention_group_bytes(s);
     const void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = a->q, at[CUDNN_K] = a->k, at[CUDNN_V] = a->v;
-    at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse, at[CUDNN_DOUT] = a->dout;
-    at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = grouped ? dk : (char*)a->dk,
+    at[CUDNN_Q] = a->q;
+    at[CUDNN_K] = a->k;
+    at[CUDNN_V] = a->v;
+    at[CUDNN_O] = a->o;
+    at[CUDNN_LSE] = a->lse;
+    at[CUDNN_DOUT] = a->dout;
+    at[CUDNN_DQ] = a->dq;
+    at[CUDNN_DK] = grouped ? dk : (char*)a->dk;
     at[CUDNN_DV] = grouped ? dv : (char*)a->dv;
-    at[CUDNN_ONE] = &one, at[CUDNN_DELTA] = rest, rest += attention_delta_bytes(s);
-    if (!a->deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
+    at[CUDNN_ONE] = &one;
+    at[CUDNN_DELTA] = rest;
+    rest += attention_delta_bytes(s);
+    if (!a->deterministic) {
+        at[CUDNN_DQ_SUM] = rest;
+        rest += attention_cudnn_dq_bytes(p);
+    }
     cudnn_run(p, at, rest, stream);
     if (!grouped) return;
     attention_add_groups(a->dk, (const bf16*)dk, s, stream);

@@ -142,7 +142,10 @@ template <bool BACKWARD> struct Sm90BandWalk {
         anchor_before = anchor;
         anchor = p.cum_logf[head + min(m * ROWS + ROWS - 1, last)];
         cum_logf = p.cum_logf[head + i];
-        if (BACKWARD) lse = p.lse[head + i], delta = p.delta[head + i];
+        if (BACKWARD) {
+            lse = p.lse[head + i];
+            delta = p.delta[head + i];
+        }
     }
     // Writes what fetch(m) loaded to shared memory, as gate and row.
     __device__ void set_tokens(int m) {
@@ -239,7 +242,8 @@ struct Sm90BandForward : Sm90BandWalk<false> {
         if (threadIdx.x == 0) load_ahead(m);
         __syncwarp();
         sm90_wait_group<0>();
-        sm90_fence_operand(before), sm90_fence_operand(own);
+        sm90_fence_operand(before);
+        sm90_fence_operand(own);
         finish_scores(m);
 
         float row_max[2] = {own[0], own[2]}, row_sum[2] = {}, factor[2];
@@ -268,7 +272,9 @@ struct Sm90BandForward : Sm90BandWalk<false> {
                     (row_max[r] + log2f(row_sum[r])) * 0.6931471805599453f;
         }
         sm90_wait_group<0>();
-        sm90_fence_operand(acc), sm90_fence_operand(probabilities[0]), sm90_fence_operand(probabilities[1]);
+        sm90_fence_operand(acc);
+        sm90_fence_operand(probabilities[0]);
+        sm90_fence_operand(probabilities[1]);
         __syncthreads(); // all warps have read q, and the gates that the next block overwrites
         store_rows(now.tile[F::Q], acc, factor);
         sm90_fence_async_proxy();
@@ -382,8 +388,11 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
                                    with_ones(keys.tile[F::K], k), true);
         sm90_commit_group();
         sm90_wait_group<0>();
-        sm90_fence_operand(dv), sm90_fence_operand(dk), sm90_fence_operand(dq);
-        sm90_fence_operand(probabilities), sm90_fence_operand(ds);
+        sm90_fence_operand(dv);
+        sm90_fence_operand(dk);
+        sm90_fence_operand(dq);
+        sm90_fence_operand(probabilities);
+        sm90_fence_operand(ds);
         __syncthreads(); // ds, and what the step alone needs of both stages, has been read
     }
     // Rows 16 k and on of a tile, and 8 columns of ones
@@ -435,11 +444,13 @@ struct Sm90BandBackward : Sm90BandWalk<true> {
     }
     __device__ void run() {
         start();
-        clear(dk), clear(dv);
+        clear(dk);
+        clear(dv);
         for (int m = strip.first; m < strip.end; m++) {
             begin_block(m);
             if (m > strip.first) store_keys(m - 1);
-            clear(dk), clear(dv);
+            clear(dk);
+            clear(dv);
             step<true>(m);
             store_queries(m);
         }

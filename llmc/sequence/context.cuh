@@ -153,7 +153,10 @@ static inline void sequence_close(SequenceMixer* s) {
     void* const buffers[] = {h->norms[0], h->norms[1],   h->dnorms[0], h->dnorms[1], h->bias,
                              h->dbias,    h->assignment, h->kept,      h->all_kept};
     for (void* buffer : buffers) device_free(buffer);
-    for (int i = 0; i < NUM_RANK_MAJOR; i++) device_free(h->weights[i]), device_free(h->dweights[i]);
+    for (int i = 0; i < NUM_RANK_MAJOR; i++) {
+        device_free(h->weights[i]);
+        device_free(h->dweights[i]);
+    }
     CUDA_CHECK(cudaStreamDestroy(e->out));
     CUDA_CHECK(cudaStreamDestroy(e->in));
     CUDA_CHECK(cudaEventDestroy(e->ready));

@@ -127,10 +127,16 @@ __global__ static void __launch_bounds__(256)
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     for (int k = 0; k < 2; k++) {
         const int64_t whole = head_weights_whole(h, w, i, k ? w.dh : h.o.queries * w.dh);
-        if (w.norms[k] && whole >= 0) h.norms[k][i] = w.norms[k][whole], h.dnorms[k][i] = 0;
+        if (w.norms[k] && whole >= 0) {
+            h.norms[k][i] = w.norms[k][whole];
+            h.dnorms[k][i] = 0;
+        }
     }
     const int64_t whole = head_weights_whole(h, w, i, h.o.queries);
-    if (w.bias && whole >= 0) h.bias[i] = w.bias[whole], h.dbias[i] = 0;
+    if (w.bias && whole >= 0) {
+        h.bias[i] = w.bias[whole];
+        h.dbias[i] = 0;
+    }
 }
 
 // Adds the gradients of the rank's heads to those of all heads.

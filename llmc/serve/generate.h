@@ -50,7 +50,10 @@ typedef struct {
 } GeneratedText;
 
 static inline void stops_free(Stops* stops) {
-    for (int i = 0; i < stops->count; i++) free(stops->items[i].text), free(stops->items[i].ids.data);
+    for (int i = 0; i < stops->count; i++) {
+        free(stops->items[i].text);
+        free(stops->items[i].ids.data);
+    }
     free(stops->items);
     memset(stops, 0, sizeof *stops);
 }
@@ -79,12 +82,15 @@ static inline bool text_stops_at(const GeneratedText* t, size_t at, bool* possib
 static inline void text_search(GeneratedText* t, bool last) {
     while (!t->stopped && t->certain < t->text.count) {
         bool possibly = false;
-        if (text_stops_at(t, t->certain, &possibly))
-            t->stopped = true, t->text.data[t->text.count = t->certain] = '\0';
-        else if (possibly && !last)
+        if (text_stops_at(t, t->certain, &possibly)) {
+            t->stopped = true;
+            t->text.count = t->certain;
+            t->text.data[t->certain] = '\0';
+        } else if (possibly && !last) {
             return;
-        else
+        } else {
             t->certain++;
+        }
     }
 }
 
@@ -111,7 +117,10 @@ static inline bool text_add_token(GeneratedText* t, const TokenBuffer* tokens, i
     size_t bytes = 0;
     const uint32_t token = tokens->data[tokens->count - 1];
     const char* text = tokenizer_decode(t->tokenizer, token, &bytes);
-    if (!text) text = number, bytes = (size_t)snprintf(number, sizeof number, " %u", token);
+    if (!text) {
+        text = number;
+        bytes = (size_t)snprintf(number, sizeof number, " %u", token);
+    }
     text_add(t, text, bytes, false);
     for (int i = 0; i < t->stops->count && !t->stopped; i++) {
         const TokenBuffer* ids = &t->stops->items[i].ids;
@@ -211,7 +220,8 @@ static inline void text_encode(const Tokenizer* tokenizer, bool json_escaped, co
     ByteBuffer escaped = {NULL, 0, 0};
     if (json_escaped) {
         json_escape(text, bytes, &escaped);
-        text = escaped.data ? escaped.data : "", bytes = escaped.count;
+        text = escaped.data ? escaped.data : "";
+        bytes = escaped.count;
     }
     tokenizer_encode(tokenizer, text, bytes, ids);
     free(escaped.data);
@@ -351,7 +361,8 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     ids.count -= begin;
     for (int64_t k = 0; k < count; k++) {
         GeneratedText text = {.tokenizer = tokenizer, .stops = &stops, .json_escape = o->json_escape};
-        g.samples[k].text = text, g.samples[k].generation = &g;
+        g.samples[k].text = text;
+        g.samples[k].generation = &g;
         byte_buffer_append(&g.samples[k].text.text, "", 0);
     }
     bool done = generation_run(&g, run, trainer, model, &ids);
@@ -361,8 +372,10 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
         if (text->data[i] == '\0') text->data[i] = (char)0xff;
     char* first = done ? g.samples[0].text.text.data : NULL;
     if (done) g.samples[0].text.text.data = NULL;
-    for (int64_t k = 0; k < count; k++)
-        text_free(&g.samples[k].text), free(g.samples[k].sequence.tokens.data);
+    for (int64_t k = 0; k < count; k++) {
+        text_free(&g.samples[k].text);
+        free(g.samples[k].sequence.tokens.data);
+    }
     free(g.samples);
     free(ids.data);
     stops_free(&stops);

@@ -114,13 +114,20 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.model = *m;
     c.model.KVH = KVH;
     c.sizes = *s;
-    c.pages.NH = m->NH, c.pages.KVH = KVH, c.pages.dh = m->dh, c.pages.layers = m->layers;
+    c.pages.NH = m->NH;
+    c.pages.KVH = KVH;
+    c.pages.dh = m->dh;
+    c.pages.layers = m->layers;
     c.pages.group = KVH ? (int)(m->NH / KVH) : 1;
-    c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
+    c.pages.slots = s->slots;
+    c.pages.pages = s->pages;
+    c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
     c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && m->qk_norm;
-    c.pages.window = m->window, c.pages.drops_window = s->drops && (m->window || m->own_windows);
-    c.work.max_items = device_cache_partials(m, s), c.work.max_pairs = s->rows * m->NH;
+    c.pages.window = m->window;
+    c.pages.drops_window = s->drops && (m->window || m->own_windows);
+    c.work.max_items = device_cache_partials(m, s);
+    c.work.max_pairs = s->rows * m->NH;
     c.space.weight_stride = m->dh;
     c.max_bytes = s->slots * (int64_t)sizeof(PassRows) +
                   s->rows * (int64_t)(2 * sizeof(PassRows) + 2 * sizeof(int32_t)) +
@@ -191,7 +198,10 @@ static inline void device_cache_windows(DeviceCache* c, const int32_t* windows) 
     CUDA_CHECK(cudaMemcpy(c->windows, windows, (size_t)layers * sizeof *windows, cudaMemcpyHostToDevice));
     c->pages.windows = c->windows;
     c->of_layer = (Pages*)xcalloc((size_t)layers, sizeof(Pages));
-    for (int64_t l = 0; l < layers; l++) c->of_layer[l] = c->pages, c->of_layer[l].window = windows[l];
+    for (int64_t l = 0; l < layers; l++) {
+        c->of_layer[l] = c->pages;
+        c->of_layer[l].window = windows[l];
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -221,7 +231,8 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
                 for (int64_t column = first; column < last; column++)
                     c->host_entries[n++] = {(int)((slot * heads + head) * width + column),
                                             from[head * width + column]};
-        c->held[slot] = end, c->stale[slot] = false;
+        c->held[slot] = end;
+        c->stale[slot] = false;
     }
     assert(n <= c->max_entries);
     if (n == 0) return;
@@ -317,15 +328,22 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
             c->host.rows[row] = own;
             c->host.row_tiles[row] = decodes ? PASS_DECODE : PASS_PREFILL;
         }
-        if (decodes)
-            c->host.num_decoded++, decoded += e->lengths[i], longest = std::max(longest, e->lengths[i]);
+        if (decodes) {
+            c->host.num_decoded++;
+            decoded += e->lengths[i];
+            longest = std::max(longest, e->lengths[i]);
+        }
         if (device_cache_tiled(e, i, long_rows)) device_cache_tiles(c, &sequence);
     }
-    for (int64_t i = 0; i < e->outputs; i++)
-        host_outputs[i] = (int32_t)e->output_rows[i], host_targets[i] = e->targets[i], host_steps[i] = 0;
+    for (int64_t i = 0; i < e->outputs; i++) {
+        host_outputs[i] = (int32_t)e->output_rows[i];
+        host_targets[i] = e->targets[i];
+        host_steps[i] = 0;
+    }
     c->host.num_rows = c->pass.num_rows = (int)R;
     c->host.num_sequences = c->pass.num_sequences = (int)S;
-    c->pass.num_tiles = c->host.num_tiles, c->pass.num_decoded = c->host.num_decoded;
+    c->pass.num_tiles = c->host.num_tiles;
+    c->pass.num_decoded = c->host.num_decoded;
     // Heads of one sequence differ if they forget; otherwise only those of different sequences do.
     c->pass.is_uneven =
         longest >= DECODE_UNEVEN_TOKENS && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
@@ -362,7 +380,8 @@ static inline void device_cache_prefill(const DeviceCache* c, const ExtendLayer*
 // Slot `to` becomes a copy of slot `from`, whose pages it shares: the page table is the caller's.
 static inline void device_cache_fork(DeviceCache* c, int64_t from, int64_t to, cudaStream_t stream) {
     pages_copy_slot(&c->pages, from, to, stream);
-    c->held[to] = c->held[from], c->stale[to] = true;
+    c->held[to] = c->held[from];
+    c->stale[to] = true;
 }
 
 // forgotten [slots, heads]: pages at the beginning of each head that no later row needs, of all slots that
