@@ -325,6 +325,8 @@ static void test_extension(void) {
         STACK,
         "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
         "transformer-pro rope_scaling=yarn:4:64 hidden_size=128 intermediate_size=72",
+        "fox-llama layer_types=deltanet,attention:rope rope_scaling=yarn:4:64 num_heads=4 hidden_size=256 "
+        "intermediate_size=72",
         "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
         "transformer-pro hidden_size=128 intermediate_size=72",
         "transformer-swa window_size=17 hidden_size=128 intermediate_size=72",

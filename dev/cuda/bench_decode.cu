@@ -38,6 +38,7 @@ struct DecodeBench {
         if (!config_preset(&config, &recipe, preset, &err)) die("%s", err.msg);
         config.num_kv_heads = num_kv_heads;
         if (!config_check(&config, "bench_decode", &err)) die("%s", err.msg);
+        cache.config = &config;
         table = params_build(&config);
         int64_t padding = 64 * config.hidden_size; // rows that lm_head's GEMM reads behind it
         weights = random_array<bf16>(table.count + padding, 0.02f);

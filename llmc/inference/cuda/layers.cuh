@@ -153,7 +153,7 @@ static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
     DeviceCache* c = &cache->device;
     extend_plan(&c->work, &c->pages, &c->pass, layer->stream);
     if (c->model.rope_gain > 0)
-        pages_angles(c->angles, &c->pass, c->pages.dh, config_rotation(layer->config), layer->stream);
+        pages_angles(c->angles, &c->pass, c->pages.dh, config_rotation(cache->config), layer->stream);
 }
 
 static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
