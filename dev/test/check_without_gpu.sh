@@ -47,6 +47,8 @@ done <<'END'
 --model fox-pro-760m --set num_kv_heads=6 --fp8 --recompute qkv
 --model transformer-llama-360m --set num_kv_heads=4 --recompute block
 --model fox-llama-360m
+--model fox-pro-local-360m --micro-batch 2 --recompute qkv
+--model transformer-pro-125m --set layer_types=attention:window=512:norope,attention --seq-len 65536 --recompute block
 --model transformer-llama-760m --ranks 2
 --model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv
 --model fox-pro-nano --recompute block

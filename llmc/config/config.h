@@ -116,6 +116,10 @@ static inline int64_t config_layers_of(const Config* c, MixerKind mixer) {
     return count;
 }
 static inline bool config_has_attention(const Config* c) { return config_layers_of(c, MIXER_ATTENTION) > 0; }
+// Is every layer attention?
+static inline bool config_all_attention(const Config* c) {
+    return config_layers_of(c, MIXER_ATTENTION) == c->num_hidden_layers;
+}
 
 // Does a layer have RoPE?
 static inline bool config_uses_rope(const Config* c) {

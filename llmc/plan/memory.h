@@ -58,7 +58,7 @@ static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* tabl
 
 // Cosines and sines of RoPE, of T positions.
 static inline int64_t gpu_angles_bytes(const Config* c, int64_t T) {
-    return c->use_rope ? T * config_head_size(c) * 4 : 0;
+    return config_uses_rope(c) ? T * config_head_size(c) * 4 : 0;
 }
 
 // What a pass over [B,T] tokens has beside that where `ranks` GPUs share a sequence: proj of its heads, the

@@ -310,7 +310,7 @@ static inline void plan_print_estimate(const Run* run) {
                  .estimated = true,
                  .pass_bytes = plan_estimated_bytes};
     if (p.gpu.memory == 0) die("--mfu: of which GPU? give --gpu NAME");
-    if (run->config.mixer != MIXER_ATTENTION || config_is_stack(&run->config))
+    if (!config_all_attention(&run->config))
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
             "no GPU",
             config_class(&run->config)->architecture);

@@ -86,7 +86,7 @@ static inline double rate_distance(const MeasuredRate* row, const Run* run, cons
     double parameters;
     const Gpu* of_row = gpu_find(row->gpu);
     rate_preset_flops(row, &c, &parameters);
-    if (c.mixer != run->config.mixer || config_is_stack(&run->config) ||
+    if (config_layers_of(&run->config, c.mixer) < run->config.num_hidden_layers ||
         of_row->compute_capability != gpu->compute_capability)
         return INFINITY;
     return fabs(log((double)run->table.non_embedding / parameters)) +

@@ -89,6 +89,9 @@ said "the MFU measured with fox-pro-760m at 16384 tokens on an H100"
 hours 7516192768 $((58448 * (6 * 759512640 + 6 * 24 * 1536 * 16384) / (6 * 367339904 + 6 * 24 * 1024 * 16384)))
 check "a Transformer" plan --model transformer-pro-125m --gpu H200
 said "transformer-pro-125m at"
+check "windows of its own" plan --model fox-pro-local-125m --gpu H100
+hours 2684354560 "$(awk 'BEGIN { flops = 6 * 123910800; layer = 6 * 768
+    print 259297 * (flops + 12 * layer * 16384) / (flops + layer * (3 * 16384 + 9 * (4096 - 256))) }')"
 check "far" plan --model fox-pro-nano --gpu H100
 said "not known: no model near this one was measured; --mfu plans without"
 check "far, with --mfu" plan --model fox-pro-nano --gpu H100 --mfu 5
@@ -219,6 +222,7 @@ dies "head sizes 64 and 128, not 32" plan --model fox-pro-nano --set num_heads=4
 dies "--sequence-ranks 3: does not divide the 4 key heads of the model" plan --model fox-pro-125m \
     --set num_kv_heads=4 --gpu H100 --seq-len 3072 --ranks 3 --sequence-ranks 3
 dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
+dies "FoxStackForCausalLM" plan --model fox-gdn-125m --gpu H100
 dies "cuDNN has no forget gate" plan --model fox-pro-125m --attention cudnn --gpu H100
 dies "have no document_reset" plan --model transformer-pro-125m --attention cudnn --set document_reset=true --gpu H100
 dies "hidden_size, at most 8192" plan --model fox-pro-760m --set hidden_size=16384 --set num_heads=128 --gpu H100
