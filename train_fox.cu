@@ -137,7 +137,7 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
 
 // Called once after allocation: fills tensors that passes only read.
 static void heads_init(const Layer* layer, const HeadShape* s) {
-    if (layer->config->use_rope)
+    if (config_uses_rope(layer->config)) // a layer behind may, where the first does not
         rope_angles(head_acts(layer).angles, s->T, s->dh, config_rotation(layer->config), layer->stream);
 }
 static void attention_init(const Layer* layer) {
@@ -581,9 +581,9 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->acts = pass_acts(&model->pass, 0);
     scratch_reserve(&model->scratch, model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(NUM_NORM_PARTIALS * norm_partial_bytes());
-    for (int64_t l = 0; l < (config_is_stack(&model->config) ? L : 1); l++) {
+    for (int64_t l = 0; l < L; l++) {
         const Layer layer = model_layer(model, &model->pass, l);
-        if (model_mixer(model, l)->init) model_mixer(model, l)->init(&layer);
+        if (layer.number == 0 && model_mixer(model, l)->init) model_mixer(model, l)->init(&layer);
     }
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }

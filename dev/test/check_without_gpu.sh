@@ -54,6 +54,8 @@ done <<'END'
 --model fox-pro-nano --recompute block
 --model fox-pro-125m --seq-len 1Mi --batch-tokens 1Mi --recompute block --sequence-ranks 2
 --model fox-pro-760m --ranks 8 --sequence-ranks 4 --recompute none --micro-batch 2
+--model fox-pro-local-125m --seq-len 256Ki --batch-tokens 1Mi --ranks 4 --sequence-ranks 2 --recompute qkv
+--model fox-pro-125m --set layer_types=attention,attention:rope --seq-len 256Ki --batch-tokens 256Ki --sequence-ranks 2
 --model transformer-llama-760m --sequence-ranks 3 --recompute qkv --batch-tokens 960Ki --seq-len 61440
 END
 dies "--attention cudnn: these kernels have no --sequence-ranks: use --attention fox" \

@@ -131,6 +131,16 @@ static inline bool config_uses_rope(const Config* c) {
     return rope;
 }
 
+// Does a layer have a window?
+static inline bool config_has_window(const Config* c) {
+    bool window = !config_is_stack(c) && c->window_size;
+    for (int i = 0; i < c->layer_types.num_runs; i++) {
+        const LayerRun* run = &c->layer_types.runs[i];
+        window |= run->mixer == MIXER_ATTENTION && (run->window < 0 ? c->window_size : run->window);
+    }
+    return window;
+}
+
 // Is there a forget gate of any kind?
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
 // Does attention leave out blocks whose weights underflow under its gates? In training the CPU trainer, the

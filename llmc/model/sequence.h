@@ -32,11 +32,11 @@ static inline int64_t sequence_tokens(const SequenceGroup* g, int64_t T) {
 // Fails where groups of N of `ranks` ranks cannot share sequences of T tokens of the model.
 static inline bool sequence_check(const Config* c, int64_t N, int ranks, int64_t T, Error* err) {
     if (N == 1) return true;
-    if (c->mixer != MIXER_ATTENTION)
+    if (!config_has_attention(c))
         return fail(err, "--sequence-ranks %lld: this model has no attention, whose heads ranks could share",
                     (long long)N);
-    if (config_is_stack(c))
-        return fail(err, "--sequence-ranks %lld: ranks cannot share the layers of a model with layer_types",
+    if (!config_all_attention(c))
+        return fail(err, "--sequence-ranks %lld: this model has recurrent layers, which ranks cannot share",
                     (long long)N);
     if (config_key_heads(c) % N != 0)
         return fail(err, "--sequence-ranks %lld: does not divide the %s of the model", (long long)N,

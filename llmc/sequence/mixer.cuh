@@ -126,7 +126,7 @@ static inline SequenceActs sequence_acts(const Layer* layer) {
     return a;
 }
 
-// Collective, called once after allocation.
+// Collective, called for layer 0 after allocation.
 static inline void sequence_init(const Layer* layer) {
     const SequenceActs a = sequence_tensors(layer);
     const HeadShape heads = sequence_head_shape(layer);

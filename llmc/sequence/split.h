@@ -136,10 +136,11 @@ static inline bool sequence_halos_suffice(const int32_t* answers, int ranks) {
 }
 
 // Whether layers of the model may have halos: their gates forget, the length of q and k is bounded by weights,
-// and a key depends on its own token and the one before alone.
+// a key depends on its own token and the one before alone, and no layer has a window. All layers or none: the
+// tensors of each are as long as the first layer's.
 static inline bool sequence_may_halo(const Config* c) {
     return config_prunes(c) && c->qk_norm && c->pruning_rule != PRUNING_ACP && !c->document_reset &&
-           !c->window_size;
+           !config_has_window(c);
 }
 
 // ----------------------------------------------------------------------------

@@ -111,6 +111,7 @@ static void test_halos(void) {
                               "fox-pro num_heads=8 num_kv_heads=4 hidden_size=512",
                               "fox-pro num_heads=4 hidden_size=256 qk_norm_share_param_across_head=true",
                               "fox-llama num_heads=4 hidden_size=256 qk_norm=true use_rope=true",
+                              "fox-pro num_heads=4 hidden_size=256 layer_types=attention,attention:rope",
                               "fox-llama num_heads=4 hidden_size=256 qk_norm=true fgate_type=bias_only"})
         for (int ranks : {2, 4}) {
             snprintf(name, sizeof name, "%s intermediate_size=72", model);

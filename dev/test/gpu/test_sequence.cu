@@ -264,8 +264,7 @@ static void test_variants(void) {
     char name[256];
     for (const cpu::Variant& v : cpu::variants) {
         const Config c = cpu::variant_config(v.name);
-        if (c.mixer != MIXER_ATTENTION || config_is_stack(&c) || config_key_heads(&c) == 1 || v.T == 1)
-            continue;
+        if (!config_all_attention(&c) || config_key_heads(&c) == 1 || v.T == 1) continue;
         const int ranks = (int)config_key_heads(&c); // 2 or 3
         cpu::variant_for_gpu(name, sizeof name, v.name);
         check_shared(name, v.B, ((v.T < 64 ? v.T + 64 : v.T) + ranks - 1) / ranks * ranks, ranks);
@@ -294,6 +293,9 @@ static void test_variants(void) {
             snprintf(name, sizeof name, "%s intermediate_size=72", w.name);
             check_shared(name, w.B, w.T, ranks);
         }
+    check_shared("fox-pro layer_types=attention:window=70,attention:rope num_heads=4 hidden_size=256 "
+                 "intermediate_size=72",
+                 1, 512, 4);
 }
 
 static void test_quick(void) {

@@ -173,6 +173,23 @@ static void test_halo(void) {
         c.document_reset = true;
         CHECK(!sequence_may_halo(&c), "%s with walls", models[i].name);
     }
+    // all layers' tensors are as long as layer 0's, with its halo or without
+    static const struct {
+        const char* layers;
+        bool may;
+    } stacks[] = {{"attention:window=64,attention", false},
+                  {"attention,attention:window=64", false},
+                  {"attention:norope,attention:rope", true}};
+    for (int i = 0; i < 3; i++) {
+        Error error;
+        Config c = preset("fox-pro-125m");
+        CHECK(config_set(&c, "", "layer_types", stacks[i].layers, &error), "%s", error.msg);
+        CHECK(sequence_may_halo(&c) == stacks[i].may, "%s", stacks[i].layers);
+        for (int64_t l = 0; l < c.num_hidden_layers; l++) {
+            const Config layer = config_layer(&c, l);
+            CHECK(sequence_may_halo(&layer) == stacks[i].may, "%s, layer %d", stacks[i].layers, (int)l);
+        }
+    }
 }
 
 // A span is the own tokens behind whole blocks of the rank before's; rank 0's has no halo.
@@ -254,6 +271,8 @@ static void test_refused(void) {
     check_refused("--sequence-ranks 4: 6 ranks cannot be groups", "fox-pro-125m", 4, 6, 1024);
     check_refused("--sequence-ranks 2: 1 rank cannot be groups", "fox-pro-125m", 2, 1, 1024);
     check_refused("--sequence-ranks 2: this model has no attention", "mamba2-125m", 2, 2, 1024);
+    check_refused(NULL, "fox-pro-local-125m", 4, 8, 1 << 20);
+    check_refused("--sequence-ranks 2: this model has recurrent layers", "fox-gdn-125m", 2, 2, 1024);
     Error error;
     Config grouped = preset("fox-pro-125m");
     grouped.num_kv_heads = 4;
