@@ -1,6 +1,6 @@
 /*
 What packed documents leave of causal attention: counts over sequences in which the end-of-text token begins a
-document, of documents and of the pairs (query, key) of attention in its window.
+document, of documents and of the pairs (query, key) of attention in its window, in all layers where these differ.
 
     inputs      E a b E c E E d        E: end of text
     documents   1 1 1 2 2 3 4 4        4
@@ -22,24 +22,41 @@ typedef struct {
     double pairs, seen; // both 0 where there is no attention
 } DocumentCount;
 
+// The windows of a model's layers with attention, and how many have each.
+enum { ATTENTION_WINDOWS = 64 };
+typedef struct {
+    int count;
+    struct {
+        int64_t keys; // 0: all
+        double layers;
+    } of[ATTENTION_WINDOWS];
+} AttentionWindows;
+
 // Pairs of causal attention over n tokens in a window of W keys, 0: without one.
 static inline double attention_pairs(int64_t n, int64_t W) {
     const double whole = W && W < n ? (double)(n - W) : 0, rising = (double)n - whole; // windows
     return rising * (rising + 1) / 2 + whole * (double)W;
 }
 
+static inline double attention_pairs_of_layers(int64_t n, const AttentionWindows* windows) {
+    double pairs = 0;
+    for (int i = 0; i < windows->count; i++)
+        pairs += windows->of[i].layers * attention_pairs(n, windows->of[i].keys);
+    return pairs;
+}
+
 // Adds a sequence of T inputs.
 static inline void count_documents(DocumentCount* count, const int32_t* inputs, int64_t T,
-                                   int64_t end_of_text, int64_t window) {
+                                   int64_t end_of_text, const AttentionWindows* windows) {
     int64_t start = 0;
     for (int64_t t = 1; t <= T; t++) {
         if (t < T && inputs[t] != end_of_text) continue;
         count->documents++;
-        count->seen += attention_pairs(t - start, window);
+        count->seen += attention_pairs_of_layers(t - start, windows);
         start = t;
     }
     count->sequences++;
-    count->pairs += attention_pairs(T, window);
+    count->pairs += attention_pairs_of_layers(T, windows);
 }
 
 // The share of the pairs that documents hide; 0 where none was counted.

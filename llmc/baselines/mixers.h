@@ -35,6 +35,19 @@ static inline double config_mixer_flops(const Config* c, int64_t T, double hidde
     return flops;
 }
 
+// The fraction of attention's FLOPs that is pruned, from that of each layer with attention.
+static inline double config_pruned(const Config* c, int64_t T, const double* pruned) {
+    double sum = 0, all = 0;
+    for (int64_t l = 0, number = 0; l < c->num_hidden_layers; l++) {
+        const Config layer = config_layer(c, l);
+        if (layer.mixer != MIXER_ATTENTION) continue;
+        const double flops = attention_flops(&layer, T);
+        sum += flops * pruned[number++];
+        all += flops;
+    }
+    return all > 0 ? sum / all : 0;
+}
+
 // Begins a bucket at the next multiple of `align` elements, which also ends the bucket before it.
 static inline void params_begin_bucket(ParamTable* t, int64_t align) {
     t->count = (t->count + align - 1) / align * align;

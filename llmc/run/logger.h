@@ -58,10 +58,11 @@ typedef struct {
     int sequence_ranks;    // that share a sequence; 1: each has its own
     int64_t measures_left; // of the held-out loss, from this step on
 
-    // Fraction of attention's FLOPs within documents that were pruned, per layer that has it; num_layers 0:
-    // the model does not prune.
+    // Fraction of attention's FLOPs within documents that were pruned, per layer that has it, and of all these;
+    // num_layers 0: the model does not prune.
     int num_layers;
     const double* pruned;
+    double pruned_of_all;
 
     // inputs and gradients with values out of FP8's range; NULL: GEMMs are in bf16
     const int32_t* fp8_saturated;
@@ -264,9 +265,9 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         tokens_per_s = l->recent_tokens / l->recent_seconds;
     }
     const DocumentCount* documents = &s->votes.documents;
-    double hidden = documents_hidden(documents), attention = (1 - hidden) * l->attention_flops, pruned = 0;
+    double hidden = documents_hidden(documents), attention = (1 - hidden) * l->attention_flops;
     double flops = (l->flops_per_token - hidden * l->attention_flops) * tokens_per_s;
-    for (int i = 0; i < s->num_layers; i++) pruned += s->pruned[i] / s->num_layers;
+    const double pruned = s->pruned_of_all;
     double executed = flops - pruned * attention * tokens_per_s;
     const double measure = l->measure_seconds > 0
                                ? l->measure_seconds

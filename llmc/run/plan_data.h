@@ -13,6 +13,7 @@ and run.h takes attention over other documents off the model's FLOPs.
 #include "command/options.h"
 
 enum { PLAN_SEQUENCES = 4096, PLAN_TOKENS = 1 << 24 };
+static_assert((int)LAYER_RUNS <= (int)ATTENTION_WINDOWS, "a window for each run");
 
 typedef struct {
     DataLoader loader, held_out;
@@ -33,9 +34,25 @@ static inline DataOptions data_options(const Config* c, int64_t seq_len) {
     return options;
 }
 
+// The windows whose pairs are counted: of a stack those of its layers.
+static inline AttentionWindows model_windows(const Config* c) {
+    AttentionWindows windows = {1, {{c->window_size, 1}}};
+    if (!config_is_stack(c) || !config_has_attention(c)) return windows;
+    memset(&windows, 0, sizeof windows);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Config layer = config_layer(c, l);
+        int i = 0;
+        if (layer.mixer != MIXER_ATTENTION) continue;
+        while (i < windows.count && windows.of[i].keys != layer.window_size) i++;
+        if (i == windows.count) windows.of[windows.count++].keys = layer.window_size;
+        windows.of[i].layers++;
+    }
+    return windows;
+}
+
 // Counts the documents of m of the n sequences: all, or those in the middle of m equal parts; of a mixture,
 // whose parts may alternate, one drawn from each of them.
-static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Error* err) {
+static inline bool plan_data_count(PlanData* data, int64_t m, const AttentionWindows* windows, Error* err) {
     bool ok = true;
     const DataOptions* o = &data->loader.options;
     const int64_t n = dataloader_sequences(&data->loader), T = o->seq_len;
@@ -47,7 +64,7 @@ static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Er
         const int64_t s = data->loader.set.mixture.count > 1 ? drawn : (2 * i + 1) * n / (2 * m);
         ok = dataloader_read_sequence(&data->loader, s, row, err);
         if (ok && data->loader.set.masked) dataloader_unmask(row, targets, row, T);
-        if (ok) count_documents(&data->documents, row, T, o->end_of_text, window);
+        if (ok) count_documents(&data->documents, row, T, o->end_of_text, windows);
     }
     free(tokens);
     return ok;
@@ -65,7 +82,8 @@ static inline void plan_data_open(PlanData* data, const Options* o, const Config
     int64_t most = dataloader_sequences(&data->loader);
     if (most > PLAN_SEQUENCES) most = PLAN_SEQUENCES;
     if (most > PLAN_TOKENS / o->seq_len) most = PLAN_TOKENS / o->seq_len;
-    data->counted = plan_data_count(data, most > 1 ? most : 1, c->window_size, &data->err);
+    const AttentionWindows windows = model_windows(c);
+    data->counted = plan_data_count(data, most > 1 ? most : 1, &windows, &data->err);
 }
 
 static inline void plan_data_close(PlanData* data) {

@@ -97,7 +97,7 @@ static inline void run_print_documents(const PlanData* data, const Config* c) {
     else
         printf("all\n");
     printf("other documents    %15.4g%% of the causal pairs of tokens%s%s\n", 100 * documents_hidden(count),
-           c->window_size ? " in the window" : "",
+           config_has_window(c) ? " in the window" : "",
            config_has_attention(c) ? ": attention leaves them out" : "");
 }
 

@@ -57,7 +57,7 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
     options.seed = (uint64_t)o->seed;
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
     data->counts_documents = run->config.document_reset;
-    data->window = run->config.window_size;
+    data->windows = model_windows(&run->config);
     run_warn_vocabulary(run, data, glob);
     run_check_tokenizer(run, data, glob);
 }

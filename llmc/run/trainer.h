@@ -59,6 +59,12 @@ static inline DocumentCount run_documents(const Run* run, const DocumentCount* b
     return count;
 }
 
+// What a finished step pruned of all layers, from what it pruned of each.
+static inline void step_pruned(LogStep* line, const Run* run) {
+    if (line->num_layers > 0)
+        line->pruned_of_all = config_pruned(&run->config, run->options.seq_len, line->pruned);
+}
+
 // A layer's tensors on the host, of one sequence of T tokens.
 typedef struct {
     const void *q, *k;      // [T, NH dh] and [T, KVH dh] of the host's numbers, as attention reads them

@@ -71,7 +71,7 @@ typedef struct {
     bool rolls;            // each document is rotated by an offset drawn from
     uint64_t roll_seed;    // and its number in its part, as data/roll.h does in shards
     bool counts_documents; // of batches, and the pairs of attention in
-    int64_t window;        // a window of so many keys; 0: without one
+    AttentionWindows windows;
     // owned by the caller's thread
     int64_t position;
     int64_t taken;     // of the loader's `count` sequences at this position
@@ -378,7 +378,7 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
             memcpy(targets + b * T, row + 1, (size_t)T * sizeof *row);
         }
         if (loader->counts_documents)
-            count_documents(&loader->documents, inputs + b * T, T, o->end_of_text, loader->window);
+            count_documents(&loader->documents, inputs + b * T, T, o->end_of_text, &loader->windows);
     }
     pthread_mutex_lock(&loader->lock);
     loader->head = (loader->head + 1) % DATALOADER_RING;

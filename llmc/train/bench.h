@@ -38,10 +38,11 @@ static inline DocumentCount bench_documents(const Run* run) {
     const Config* c = &run->config;
     const int64_t T = run->options.seq_len, BT = run->micro_batch * T;
     if (!c->document_reset) return count;
+    const AttentionWindows windows = model_windows(c);
     int32_t* tokens = (int32_t*)xcalloc((size_t)(2 * BT), sizeof *tokens);
     batch_read(tokens, tokens + BT, NULL, BT, c->vocab_size);
     for (int64_t i = 0; i < BT; i += T)
-        count_documents(&count, tokens + i, T, config_end_of_text(c), c->window_size);
+        count_documents(&count, tokens + i, T, config_end_of_text(c), &windows);
     free(tokens);
     return run_documents(run, &count);
 }
@@ -81,6 +82,7 @@ static inline void bench_steps(double ms[2], LogStep* last, const Trainer* train
         if (i < first + n) bench_step(trainer, model, run, i, passes, &documents);
         if (done < 1) continue;
         trainer->finish_step(model, last);
+        step_pruned(last, run);
         const int marks = bench_marks(done);
         if (done >= first)
             ms[1] += trainer->elapsed(model, marks + MARK_STEP, marks + MARK_PASSES) / (double)n;
@@ -110,10 +112,9 @@ static inline void bench_forward(const Trainer* trainer, Model* model, const Run
 static inline void bench_training(const Trainer* trainer, Model* model, const Run* run) {
     LogStep last;
     struct rusage usage;
-    double ms[2], pruned = 0, hidden;
+    double ms[2];
     bench_steps(ms, &last, trainer, model, run);
-    for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
-    hidden = documents_hidden(&last.votes.documents);
+    const double hidden = documents_hidden(&last.votes.documents), pruned = last.pruned_of_all;
     getrusage(RUSAGE_SELF, &usage);
     const int ranks = run->world->size, threads = trainer->threads ? trainer->threads() : 0;
     printf("%s of %lld x %lld x %s on ", counted(run->options.bench, "step").text,

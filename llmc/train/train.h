@@ -314,6 +314,7 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
         LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % 2];
         t->trainer->finish_step(t->model, line);
+        step_pruned(line, t->run);
         if (!step_is_valid(line->loss, line->grad_norm, &line->votes)) {
             training_finish_save(t); // of an earlier step
             training_die_not_valid(t, line);

@@ -254,7 +254,7 @@ static void test_pruned(void) {
     l.flops_per_token = 1e6, l.attention_flops = 0.5e6, l.peak_flops = 2e10;
     const double pruned[] = {0, 0.5, 1};
     LogStep s = a_step(1, 1);
-    s.num_layers = 3, s.pruned = pruned;
+    s.num_layers = 3, s.pruned = pruned, s.pruned_of_all = 0.5;
     CAPTURE(1, logger_step(&l, &s));
     CHECK(strstr(captured, "20.5% MFU (15.4% executed, 50% pruned)  "), "%s", captured);
     l.peak_flops = 0;
@@ -262,7 +262,7 @@ static void test_pruned(void) {
     CAPTURE(1, logger_step(&l, &s));
     CHECK(strstr(captured, "GFLOP/s (50% pruned)  "), "%s", captured);
     const double nearly[] = {0.9995};
-    s.step = 2000, s.num_layers = 1, s.pruned = nearly;
+    s.step = 2000, s.num_layers = 1, s.pruned = nearly, s.pruned_of_all = nearly[0];
     s.fp8_saturated = (const int32_t[]){2, 7};
     CAPTURE(1, logger_step(&l, &s));
     CHECK(strstr(captured, "GFLOP/s (99.95% pruned)  "), "%s", captured);
@@ -290,7 +290,7 @@ static void test_hidden(void) {
     LogStep s = a_step(1, 1);
     s.votes.documents = (DocumentCount){4, 10, 64, 16};
     CAPTURE(1, logger_step(&l, &s));
-    s.step = 1000, s.num_layers = 1, s.pruned = pruned;
+    s.step = 1000, s.num_layers = 1, s.pruned = pruned, s.pruned_of_all = 0.5;
     CAPTURE(1, logger_step(&l, &s));
     s.votes.documents = (DocumentCount){4, 10, 0, 0}, s.num_layers = 0; // without attention
     CAPTURE(1, logger_step(&l, &s));

@@ -196,6 +196,22 @@ static void check_stack_presets(void) {
     }
 }
 
+// What is pruned of layers with windows counts by their FLOPs: T = 8 W here.
+static void check_pruned(void) {
+    double pruned[12];
+    const Config alike = preset("fox-pro-125m"), stack = preset("fox-pro-local-125m");
+    for (int l = 0; l < 12; l++) pruned[l] = l % 4 == 3 ? 1 : 0.25;
+    double share = config_pruned(&alike, 16384, pruned);
+    CHECK(fabs(share - (3 + 9 * 0.25) / 12) < 1e-12, "of layers that are alike: %g", share);
+    share = config_pruned(&stack, 16384, pruned);
+    const double window = 2048 * (2 - 2048 / 16384.);
+    CHECK(fabs(share - (3 * 16384 + 9 * 0.25 * window) / (3 * 16384 + 9 * window)) < 1e-12, "of windows: %g",
+          share);
+    const double one = 0.5; // of Gated DeltaNet and one layer with attention
+    Config gdn = preset("fox-gdn-nano");
+    CHECK(config_layers_of(&gdn, MIXER_ATTENTION) == 1 && config_pruned(&gdn, 512, &one) == one, "fox-gdn");
+}
+
 static int test_layer_types(void) {
     snprintf(folder, sizeof folder, "%s", test_scratch("layer_types"));
     path_join(config_path, folder, "config.json");
@@ -203,5 +219,6 @@ static int test_layer_types(void) {
     check_listed_names();
     check_lower_bounds();
     check_stack_presets();
+    check_pruned();
     return test_report();
 }

@@ -22,7 +22,7 @@ trainer() { $program $tiny --warmup-tokens 768 --max-tokens 3072 --shuffle false
 # row NAME: the rest of the last plan's line
 row() { sed -n "s/^$1  *//p" $scratch/stdout; }
 
-# family MODEL W OPTION...: plan and log. W: keys of the window, 0 without, none without attention
+# family MODEL W OPTION...: plan and log. W: keys of the window, 0 without, none without attention; or of each layer
 family() {
     local out=$scratch/$1.$2 counts flops
     check "--dry-run of $1" trainer --dry-run --model "$1" --set document_reset=true --data $shard "${@:3}"
@@ -39,6 +39,7 @@ for model in fox-pro-nano transformer-llama-nano; do
     family $model 0
     family $model 24 --set window_size=24
 done
+family fox-pro-nano 24,24,0 --set num_hidden_layers=3 --set layer_types=attention:window=24*2,attention
 family hgrn2-nano none --set num_heads=1 # the GPU's heads have 128 channels
 
 # The hours of a GPU: at an MFU, in proportion to FLOPs

@@ -34,6 +34,7 @@ static void check_counts(const char* name, const DocumentCount* got, const Docum
 static void test_pairs(void) {
     static const int64_t windows[] = {0, 1, 2, 7, 39, 40, 41, 1000};
     for (int w = 0; w < 8; w++) {
+        const AttentionWindows one = {1, {{windows[w], 1}}};
         DocumentCount got = {0, 0, 0, 0}, want = got;
         char name[64];
         for (int64_t n = 1; n <= 40; n++)
@@ -43,7 +44,7 @@ static void test_pairs(void) {
                     inputs[t] = random_u64((uint64_t)every, (uint64_t)n, (uint64_t)t) % (uint64_t)every == 0
                                     ? EOT
                                     : 0;
-                count_documents(&got, inputs, n, EOT, windows[w]);
+                count_documents(&got, inputs, n, EOT, &one);
                 count_all_pairs(&want, inputs, n, windows[w]);
             }
         snprintf(name, sizeof name, "window %lld", (long long)windows[w]);
@@ -76,7 +77,7 @@ static void test_loader(void) {
                 if (!dataloader_open(&l, in_folder(name), &options, &err)) die("%s", err.msg);
                 const int64_t batches = dataloader_sequences(&l) / (2 * world);
                 l.counts_documents = true;
-                l.window = W;
+                l.windows = (AttentionWindows){1, {{W, 1}}};
                 for (int64_t i = 0; i < batches; i++) {
                     int32_t inputs[2 * T], targets[2 * T];
                     CHECK_OK(dataloader_next(&l, inputs, targets, &err));
