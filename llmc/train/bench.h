@@ -187,11 +187,12 @@ static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, 
 }
 
 // The fewest bytes that a pass can read to continue `count` sequences of `length` tokens: weights once, but
-// for the embedding, and keys and values.
+// for an embedding that is not lm_head, and keys and values.
 static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, int64_t count, double length) {
     const Config* c = &run->config;
     double page = engine_heads(c) ? (double)trainer->page_bytes(c) : 0;
-    return (double)(run->table.count - c->vocab_size * c->hidden_size) * trainer->weight_bytes +
+    const int64_t embedding = c->tie_word_embeddings ? 0 : c->vocab_size * c->hidden_size;
+    return (double)(run->table.count - embedding) * trainer->weight_bytes +
            (double)(count * engine_heads(c)) * page * length / PAGE_TOKENS;
 }
 
