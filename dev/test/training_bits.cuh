@@ -54,6 +54,7 @@ static void check_bits(const char* spec, int64_t T) {
 
 static void test_bits(void) {
     check_bits(SMALL_MODEL, 129);
+    check_bits(STACK, 129);
     for (const char* spec : RECURRENT_MODELS) check_bits(spec, 129);
 }
 
@@ -117,6 +118,7 @@ static const char* const FP8_MODELS[] = {
     "fox-pro hidden_size=128 intermediate_size=80 vocab_size=257",
     "fox-pro hidden_size=256 intermediate_size=272 vocab_size=257",
     "fox-pro num_heads=4 num_kv_heads=2 hidden_size=256 intermediate_size=80 vocab_size=257",
+    "fox-pro tie_word_embeddings=true hidden_size=128 intermediate_size=80 vocab_size=257",
     "fox-llama hidden_size=128 intermediate_size=80 vocab_size=257",
     "transformer-llama hidden_size=128 intermediate_size=80 vocab_size=257"};
 

@@ -68,6 +68,7 @@ static void test_documents(void) {
                                         "transformer-llama hidden_size=256",
                                         "transformer-swa window_size=70 hidden_size=128",
                                         "fox-pro window_size=70 hidden_size=256",
+                                        "fox-pro num_heads=4 num_kv_heads=2 hidden_size=256",
                                         "fox-llama fgate_type=bias_only hidden_size=128",
                                         "fox-llama fgate_type=fixed hidden_size=128",
                                         "fox-pro log_pruning_tolerance=null hidden_size=128",
@@ -98,4 +99,9 @@ static void test_documents(void) {
             if (V > 3) check_variant(name, 2, 300);
             for (int64_t wall : {1, 64, 127, 128, 129, 200}) check_wall(name, 300, wall);
         }
+    char name[256];
+    check_one_token(STACK);
+    snprintf(name, sizeof name, "%s document_reset=true vocab_size=120", STACK);
+    check_variant(name, 2, 300); // gradients of shorter documents are less certain
+    for (int64_t wall : {1, 64, 129, 200}) check_wall(name, 300, wall);
 }

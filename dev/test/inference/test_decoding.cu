@@ -278,6 +278,7 @@ int main(int argc, char** argv) {
     check_visit("fox-pro hidden_size=128 intermediate_size=72", 300);
     check_visit("transformer-llama hidden_size=256 intermediate_size=72", 129);
     check_visit("fox-pro hidden_size=256 num_heads=4 num_kv_heads=2 intermediate_size=72", 300);
+    check_visit("fox-pro layer_types=deltanet,attention:window=20 hidden_size=256 intermediate_size=72", 300);
     printf("worst error of logits: %.2e, limit %.2e: %s\n", worst, LOGITS_LIMIT, worst_where);
     return test_report();
 }

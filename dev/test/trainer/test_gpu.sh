@@ -368,6 +368,34 @@ recurrent() {
     said "scan"
 }
 
+# A stack: the same bits with every --recompute and when resumed, and --maps of its layer with attention as on the CPU.
+stack() {
+    local run="--model fox-gdn-nano --set intermediate_size=72 --deterministic --shuffle" level program
+    check "a stack" gpu $run $batches $data --out "$scratch/stack"
+    for level in qkv block; do
+        check "a stack, --recompute $level" gpu $run $batches $data --recompute $level --out "$scratch/stack.$level"
+        same "$scratch/stack.$level/step_00000020/model.safetensors" "$scratch/stack/step_00000020/model.safetensors"
+    done
+    check "a stack, stop at step 7" gpu $run $batches $data --out "$scratch/stack.stopped" --max-steps 7
+    check "a stack, resume" resume stack.stopped
+    same "$scratch/stack.stopped/step_00000020/optimizer.safetensors" "$scratch/stack/step_00000020/optimizer.safetensors"
+    requests "$scratch/stack/step_00000020"
+    for program in ./train_foxcu ./train_fox; do
+        check "a stack, --maps of $program" $program --init "$scratch/stack/step_00000020" --maps \
+            "$scratch/$(basename $program).maps" --val-data "$shards/text.bin" --seq-len 48
+    done
+    "$python" - "$scratch"/train_fox*.maps <<'END' >"$scratch/stdout" 2>&1 && pass || fail "maps: $(tail -n 1 "$scratch/stdout")"
+import sys
+sys.path.insert(0, "dev/test")
+import cli_files
+cpu, gpu = map(cli_files.read, sys.argv[1:])
+assert list(cpu[0]) == list(gpu[0]) and "3.1.attention" in gpu[0], list(gpu[0])
+a, b = (cli_files.values(*maps, "3.1.attention") for maps in (cpu, gpu))
+worst = max(abs(x - y) for x, y in zip(a, b))
+assert worst <= 0.05, worst
+END
+}
+
 # The baseline with cuDNN's attention, if the trainer was built with it.
 cudnn() {
     local baseline="$tiny --set fgate_type=none --set use_rope=true --attention cudnn"
@@ -425,5 +453,6 @@ recurrent deltanet intermediate_size=72
 recurrent gated-deltanet intermediate_size=72
 recurrent hgrn2 intermediate_size=72
 recurrent mamba2 vocab_size=257
+stack
 plans
 report

@@ -114,6 +114,9 @@ biases() { trains_the_same bias --set fgate_type=bias_only; }
 # The embedding's gradient, with that of a tied lm_head, is complete only at the end of the backward pass.
 tied() { trains_the_same tied --set tie_word_embeddings=true; }
 
+# Layers of different kinds
+stack() { trains_the_same stack --model fox-gdn-nano --set num_hidden_layers=4; }
+
 # --fp8: scales are those of all ranks' batches, so after the same weights the same on any number of ranks.
 in_fp8() {
     local ranks wide="--fp8 --set intermediate_size=80"
@@ -169,6 +172,9 @@ shared() {
     check "a window" train 1 window.1 --set window_size=100
     check "a window, sequences on two" train 2 window.2 --set window_size=100 --sequence-ranks 2
     near 2e-3 window.1 window.2
+    check "windows and RoPE by layer" train 1 layers.1 --set layer_types=attention:window=100,attention:rope
+    check "these, sequences on two" train 2 layers.2 --set layer_types=attention:window=100,attention:rope --sequence-ranks 2
+    near 2e-3 layers.1 layers.2
     check "packed documents" train 1 documents.1 --set document_reset=true
     check "packed documents, sequences on two" train 2 documents.2 --set document_reset=true --sequence-ranks 2
     near 2e-3 documents.1 documents.2
@@ -422,7 +428,7 @@ shared_failures() {
     equals "" "$(running)"
 }
 
-parts="same_losses evaluated biases tied in_fp8 resumed failures shared shared_chunks shared_halos shared_groups
+parts="same_losses evaluated biases tied stack in_fp8 resumed failures shared shared_chunks shared_halos shared_groups
     shared_evaluated shared_resumed shared_failures"
 for part in ${PARTS:-$parts}; do $part; done
 report
