@@ -349,8 +349,9 @@ def check_fixture(name, work):
     check_generate(model, tokens)
     check_saved(model, name, folder, tokens, expected)
     if "gated" in model.config.model_type:  # as flash-linear-attention may write it
-        config = type(model.config)(**dict(model.config.to_dict(), num_v_heads=model.config.num_heads))
+        config = type(model.config)(**dict(model.config.to_dict(), num_v_heads=model.config.num_heads, expand_v=2.0))
         assert config.num_v_heads is None, "num_v_heads"
+        assert type(model)(config).num_parameters() == model.num_parameters(), "expand_v"
     if stack:
         pass  # its parts are those of the others
     elif recurrent:

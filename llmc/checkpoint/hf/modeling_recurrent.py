@@ -282,7 +282,8 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, config):
         super().__init__()
         d, self.h = config.hidden_size, config.num_heads
-        kd, vd = self.h * config.head_dim, self.h * config.head_dim * config.expand_v
+        kd = self.h * config.head_dim
+        vd = int(kd * config.expand_v)  # flash-linear-attention may write 2.0
         self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.b_proj, self.a_proj = (
             nn.Linear(d, n, bias=False) for n in (kd, kd, vd, vd, self.h, self.h))
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (
