@@ -240,8 +240,7 @@ static inline fp8* fp8_head_weights_of(const Fp8State* s) {
     return s->weights + s->layers * fp8_block_bytes(s->shapes);
 }
 
-// Both copies of lm_head's weights w [Vs, d]. Rows behind the vocabulary are 0, or of the tensors that follow
-// where embeddings are tied: their logits are not read.
+// Both copies of lm_head's weights w [Vs, d], whose rows behind the vocabulary are 0.
 static inline void fp8_head_weights(const Fp8State* s, const bf16* w, cudaStream_t stream) {
     Range range("weights in FP8", RANGE_FORWARD, stream);
     fp8* q = fp8_head_weights_of(s);

@@ -200,7 +200,7 @@ ROW(COUNT, timeout, ALL_MODES, "timeout", "SECONDS", 600, 1, 1LL << 30, \
 ROW(COUNT, ranks, THIS_PROCESS, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
     "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
 ROW(COUNT, sequence_ranks, RECORDED | ALL_MODES, "sequence-ranks", "N", 1, 1, SEQUENCE_MAX_RANKS, \
-    "GPUs that share a sequence: N divides the number of heads, and the ranks are a multiple of it") \
+    "GPUs that share a sequence: N divides the number of key heads, and the ranks are a multiple of it") \
 GROUP("Checks") \
 ROW(SWITCH, dry_run, THIS_PROCESS, "dry-run", "plan|config", OPTION_UNSET, DRY_RUN_PLAN, 0, \
     "print memory, time, checkpoints and sizes, with `config` the model's configuration too, and exit; needs " \
