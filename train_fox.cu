@@ -1,7 +1,8 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention.
+It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention, the
+tensors of a pass and their layouts in llmc/model/gpu_acts.h.
 Callees come first. A step is read upwards from model_add_gradients: model_forward, block_forward,
 attention_mixer_forward, heads_forward; decoding is in llmc/inference/cuda.
 Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
@@ -31,6 +32,7 @@ masters, moments and weights stay, and the run ends.
 #include "llmc/layers/documents.cuh"            // defines: documents_forward
 #include "llmc/layers/embedding.cuh"            // defines: embedding_forward, embedding_backward
 #include "llmc/layers/swiglu.cuh"               // defines: swiglu_forward, swiglu_backward
+#include "llmc/model/gpu_acts.h"                // defines: HeadActs, AttentionActs, MlpActs, Acts
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
 #include "llmc/model/rotation.h"                // defines: config_rotation, config_rope_gain
 #include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward, sequence_backward
@@ -42,73 +44,10 @@ masters, moments and weights stay, and the run ends.
 // ----------------------------------------------------------------------------
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
 
-// clang-format off
-// type, name, kept, elements of a layer. `kept` names the --recompute level up to which every layer keeps a
-// tensor (llmc/layers/layer.cuh); above it, as with SHARED, layers share one buffer.
-// per head: NH heads of dh channels, d = NH dh, KVH heads of keys and values, kd = KVH dh, over whole
-// sequences of T tokens
-#define HEAD_ACTS(X) \
-    X(bf16, q, UP_TO_FUSED, BT * d)                 /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
-    X(bf16, v, UP_TO_FUSED, BT * kd)                      /* [L,B,T,kd] */ \
-    X(float, q_rstd, UP_TO_QKV, BT * NH)                  /* [L,B,T,NH] */ \
-    X(float, k_rstd, UP_TO_QKV, BT * KVH)                 /* [L,B,T,KVH] */ \
-    X(double, cum_logf, gated ? UP_TO_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
-    X(int, first_key_block, SHARED, blocks)               /* [B,NH,blocks] as in AttentionBounds */ \
-    X(int, last_query_block, SHARED, blocks)              /* [B,NH,blocks] */ \
-    X(int, head_order, SHARED, (prunes | resets) * (B * NH + 1)) /* [B NH + 1] */ \
-    X(float, squares, SHARED, 2 * prunes * NH * groups)  /* [2,NH,groups] norms of q and k, as in qkv.cuh */ \
-    X(double, score_limits, UP_TO_QKV, prunes * B * NH)   /* [L,B NH] as in Pruning */ \
-    X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
-    X(float, lse, UP_TO_QKV, BT * NH)                     /* [L,B,NH,T] */ \
-    X(float, angles, SHARED, config_uses_rope(config) * T * dh) /* [T,dh/2,2] of RoPE */ \
-    X(bf16, dq, SHARED, backward * BT * d)                /* [B,T,d] */ \
-    X(bf16, dk, SHARED, backward * BT * kd)               /* [B,T,kd] */ \
-    X(bf16, dv, SHARED, backward * BT * kd)               /* [B,T,kd] */ \
-    X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
-
-// per token: in_proj, output norm and gate, o_proj. A new row needs its like in SEQUENCE_ACTS
-// (llmc/sequence/mixer.cuh) and in the plan (llmc/plan/memory.h).
-#define ATTENTION_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, BT * S)                      /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, o, UP_TO_QKV, BT * d)                         /* [L,B,T,d] output of attention */ \
-    X(float, o_rstd, UP_TO_QKV, BT * NH)                  /* [L,B,T,NH] */ \
-    X(bf16, y, UP_TO_NONE, gates_output * BT * d)         /* [L,B,T,d] after output norm and gate, if any */ \
-    X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
-    X(bf16, dproj, SHARED, backward * BT * S)             /* [B,T,S] */
-// clang-format on
-
-typedef struct {
-    HEAD_ACTS(ACTIVATION_FIELD)
-} HeadActs;
-typedef struct {
-    ATTENTION_ACTS(ACTIVATION_FIELD)
-} AttentionActs;
-
-static void head_activations(Activations* rows, const Config* config, const HeadShape* s,
-                             Recompute recompute) {
-    const int64_t B = s->B, T = s->T, NH = s->NH, dh = s->dh, BT = B * T, d = NH * dh;
-    const int64_t KVH = key_heads(s), kd = KVH * dh;
-    const int64_t gated = config_has_gate(config), prunes = config_prunes(config),
-                  resets = config->document_reset;
-    const int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    const int64_t groups = head_norm_groups(s), learns = gated && config->fgate_type != GATE_FIXED;
-    const int64_t backward = recompute != FORWARD_ONLY;
-    HEAD_ACTS(KEPT_ROW)
-}
-
 static void attention_activations(Activations* rows, const Layer* layer, Recompute recompute) {
     const HeadShape shape = attention_shape_of(layer);
-    const Config* config = layer->config;
-    const int64_t BT = shape.B * shape.T, NH = shape.NH, d = config->hidden_size, S = shape.row_stride;
-    const int64_t gates_output = config->use_output_norm || config->use_output_gate;
-    const int64_t backward = recompute != FORWARD_ONLY;
-    head_activations(rows, config, &shape, recompute);
-    ATTENTION_ACTS(KEPT_ROW)
+    gpu_attention_activations(rows, layer->config, &shape, recompute);
 }
-
-#undef HEAD_ACTS
-#undef ATTENTION_ACTS
 
 static HeadActs head_acts(const Layer* layer) {
     HeadActs a;
@@ -282,8 +221,8 @@ static const Mixer attention_mixer = {
 
 // The same with --sequence-ranks: heads_forward and heads_backward see whole sequences of some heads, between
 // exchanges, and passes are not repeated as graphs (llmc/sequence/mixer.cuh).
-static const AttentionFunctions attention_functions = {head_activations, attention_mixer_scratch_bytes,
-                                                       heads_init, heads_forward, heads_backward};
+static const AttentionFunctions attention_functions = {attention_mixer_scratch_bytes, heads_init,
+                                                       heads_forward, heads_backward};
 static const Mixer sequence_attention_mixer = {
     .eager = true,
     .sums_on_main = true,
@@ -308,27 +247,6 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
-
-// clang-format off
-// type, name, kept, elements of a layer
-#define MLP_ACTS(X) \
-    X(bf16, gate_up, UP_TO_QKV, BT * 2 * I)               /* [L,B,T,2I] */ \
-    X(bf16, act, UP_TO_NONE, BT * I)                      /* [L,B,T,I] */ \
-    X(bf16, dgate_up, SHARED, backward * BT * 2 * I)      /* [B,T,2I] */ \
-    X(bf16, dact, SHARED, backward * BT * I)              /* [B,T,I] */
-// clang-format on
-
-typedef struct {
-    MLP_ACTS(ACTIVATION_FIELD)
-} MlpActs;
-
-static void mlp_activations(Activations* rows, const Config* config, int64_t BT, Recompute recompute) {
-    int64_t I = config_mlp_size(config);
-    const int64_t backward = recompute != FORWARD_ONLY;
-    MLP_ACTS(KEPT_ROW)
-}
-
-#undef MLP_ACTS
 
 static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     MlpActs a;
@@ -363,33 +281,6 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 
 // ----------------------------------------------------------------------------
 // the model
-
-// clang-format off
-// type, name, kept, elements of a layer
-#define MODEL_ACTS(X) \
-    X(bf16, x, UP_TO_BLOCK, BT * d)                   /* [L,B,T,d] residual stream that enters each block */ \
-    X(float, mixer_rstd, UP_TO_QKV, BT)                   /* [L,B,T] */ \
-    X(bf16, mixer_in, UP_TO_NONE, BT * d)                 /* [L,B,T,d] normed x */ \
-    X(bf16, x_mid, UP_TO_QKV, has_mlp * BT * d)        /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, UP_TO_QKV, has_mlp * BT)           /* [L,B,T] */ \
-    X(bf16, mlp_in, UP_TO_NONE, has_mlp * BT * d)         /* [L,B,T,d] normed x_mid */ \
-    X(bf16, x_last, SHARED, BT * d)                       /* [B,T,d] residual stream after the last block */ \
-    X(float, rstd, SHARED, BT)                            /* [B,T] of the final norm */ \
-    X(bf16, lm_head_in, SHARED, BT * d)                   /* [B,T,d] normed x_last */ \
-    X(float, losses, SHARED, BT)                          /* [B,T] */ \
-    X(bf16, logits, SHARED, logit_rows * Vs)         /* [rows,Vs] of a chunk of rows, then their gradient */ \
-    X(fp8, dlogits8, SHARED, in_fp8 * logit_rows * Vs)    /* [rows,Vs] of --fp8 */ \
-    X(bf16, dx, SHARED, backward * BT * d)                /* [B,T,d] gradient of the residual stream */ \
-    X(bf16, dbranch, SHARED, backward * BT * d)           /* [B,T,d] gradient of a norm's output */ \
-    X(int32_t, inputs, SHARED, BT)                        /* [B,T] */ \
-    X(int32_t, targets, SHARED, BT)                       /* [B,T] */ \
-    X(int32_t, all_inputs, SHARED, (ranks > 1) * resets * ranks * BT) /* of whole sequences, as is */ \
-    X(int32_t, doc_start, SHARED, resets * ranks * BT)    /* [B,T] */
-// clang-format on
-
-typedef struct {
-    MODEL_ACTS(ACTIVATION_FIELD)
-} Acts;
 
 typedef struct Model {
     Config config;
@@ -441,18 +332,6 @@ typedef struct Model {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-static void model_activations(Activations* rows, const Model* model, int64_t BT, Recompute recompute) {
-    const Config* config = &model->config;
-    const int64_t ranks = sequence_ranks(&model->sequence);
-    int64_t d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
-    int64_t logit_rows = gpu_logit_rows(BT, Vs), has_mlp = config_mlp_size(config) > 0;
-    const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
-    const int64_t in_fp8 = model->with_fp8 ? backward : 0;
-    MODEL_ACTS(KEPT_ROW)
-}
-
-#undef MODEL_ACTS
-
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
     Acts a;
@@ -502,9 +381,7 @@ static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
         if (layer.number == 0) model_mixer(model, l)->activations(&pass.tables[t], &layer, recompute);
         pass.layers[t]++;
     }
-    model_activations(&pass.tables[PASS_MODEL], model, B * T, recompute);
-    mlp_activations(&pass.tables[PASS_MLP], &model->config, B * T, recompute);
-    pass.layers[PASS_MODEL] = pass.layers[PASS_MLP] = model->config.num_hidden_layers;
+    gpu_pass_activations(&pass, &model->config, sequence_ranks(&model->sequence), model->with_fp8, recompute);
     return pass;
 }
 

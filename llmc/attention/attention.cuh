@@ -43,8 +43,7 @@ static inline void attention_check(const HeadShape* s) {
         die("attention on the GPU has kernels for head sizes 64 and 128, not %lld: change num_heads or "
             "hidden_size",
             (long long)s->dh);
-    if (s->T < 1 || s->T > 1 << 30 || s->B * s->NH < 1 ||
-        s->B * s->NH > INT32_MAX / ceil_div<int64_t>(s->T, ATTENTION_BLOCK))
+    if (s->T < 1 || s->T > 1 << 30 || s->B * s->NH < 1 || s->B * s->NH > INT32_MAX / head_blocks(s))
         die("attention of %s of %s, %s, is out of range", counted(s->B, "sequence").text,
             counted(s->T, "token").text, counted(s->NH, "head").text);
 }
@@ -78,15 +77,9 @@ static inline const char* attention_path(void) {
     ((shape)->dh == 64 ? ATTENTION_WINDOWED(FUNCTION, 64, a, shape)                                          \
                        : ATTENTION_WINDOWED(FUNCTION, 128, a, shape))(a, shape, stream)
 
-// Bytes in scratch of dk or dv of each query head; 0 where each has a head of keys.
-static inline size_t attention_group_bytes(const HeadShape* s) {
-    return head_group(s) > 1 ? (size_t)(s->B * s->T * s->NH * s->dh) * sizeof(bf16) : 0;
-}
-
-// Bytes of scratch of the backward pass; the forward pass needs less.
+// Bytes of scratch on the current GPU
 static inline size_t attention_scratch_bytes(const HeadShape* s) {
-    return 2 * attention_group_bytes(s) + attention_delta_bytes(s) +
-           (attention_runs_sm90() ? attention_backward_scratch_sm90(s) : 0);
+    return attention_scratch_of(s, attention_runs_sm90());
 }
 
 // Writes o and lse.

@@ -117,8 +117,7 @@ struct PruningScratch {
     unsigned* squares;    // [2, B NH], see pruning_squares_kernel
     int blocks;
 
-    PruningScratch(void* scratch, const HeadShape* s)
-        : blocks((int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK)) {
+    PruningScratch(void* scratch, const HeadShape* s) : blocks((int)head_blocks(s)) {
         int64_t heads = s->B * s->NH;
         reach = (double*)scratch;
         past = reach + heads * blocks;
@@ -127,7 +126,7 @@ struct PruningScratch {
     }
 };
 static inline size_t pruning_scratch_bytes(const HeadShape* s) {
-    int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
+    int64_t blocks = head_blocks(s);
     return (size_t)(s->B * s->NH) *
            (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
 }

@@ -22,7 +22,6 @@ high plus low minus low (AttentionGate).
 #include "../cuda/cuda_common.cuh"
 #include "../model/shapes.h"
 
-#define ATTENTION_BLOCK 128 // queries or keys that a thread block keeps in shared memory; the unit of pruning
 #define ATTENTION_BAND  64 // queries of a band head (pruning.cuh) attend to as many keys, and to those before
 #define ATTENTION_LOG2E 1.4426950408889634
 
@@ -65,14 +64,6 @@ typedef struct {
     bool deterministic; // false: the last bits of dq and dcum_logf may differ from run to run
     void* scratch;
 } AttentionBackward;
-
-// Bytes of `count` floats in scratch, rounded up so that what follows is aligned to 256 bytes
-static inline size_t attention_float_bytes(int64_t count) {
-    return (size_t)ceil_div<int64_t>(count * (int64_t)sizeof(float), 256) * 256;
-}
-static inline size_t attention_delta_bytes(const HeadShape* s) {
-    return attention_float_bytes(s->B * s->NH * s->T);
-}
 
 // ----------------------------------------------------------------------------
 // scores and the gate
@@ -168,7 +159,7 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     assert(s->NH <= (head_group(s) == 1 ? 1 << 16 : 256)); // key_head
     AttentionShape shape = {.T = (int)s->T,
                             .NH = (int)s->NH,
-                            .blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK),
+                            .blocks = (int)head_blocks(s),
                             .heads = (int)(s->B * s->NH),
                             .tiles_per_head = (int)ceil_div<int64_t>(s->T, rows),
                             .row_stride = s->NH * s->dh,

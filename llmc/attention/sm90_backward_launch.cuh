@@ -52,13 +52,6 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// Scratch of attention_backward_sm90: dq in float, row sums, semaphores (at most 2 tiles a block), tickets
-static inline size_t attention_backward_scratch_sm90(const HeadShape* s) {
-    int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    return (size_t)(s->B * s->NH * (blocks * ATTENTION_BLOCK * s->dh + s->T + blocks * 2) + 1) *
-           sizeof(float);
-}
-
 // delta must not be NULL.
 template <int DH, bool GATE, bool WINDOW>
 static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s,

@@ -6,11 +6,9 @@ Weights, activations and their gradients are bf16; sums, statistics and gates ar
 */
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include "../base/common.h"
-
-typedef __nv_bfloat16 bf16;
+#include "../model/shapes.h"
 
 // ----------------------------------------------------------------------------
 // error checks: every failed call ends the program, with what to do about it

@@ -26,8 +26,6 @@ there are FP8_LANES, in cache lines of their own.
 #include <cuda_fp8.h>
 #include "cuda_common.cuh"
 
-typedef uint8_t fp8;
-
 enum Fp8Format { FP8_NONE, FP8_E4M3, FP8_E5M2 };
 
 enum { FP8_LANES = 32, FP8_LANE_STRIDE = 32 }; // words

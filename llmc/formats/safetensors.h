@@ -120,11 +120,11 @@ static inline double safetensors_element_(SafetensorsDtype dtype, const void* fr
 }
 
 // Converts from[n] of F16 or BF16 to out[n].
-static inline void safetensors_widen_(bool bf16, const void* from, int64_t n, float* out) {
+static inline void safetensors_widen_(bool is_bf16, const void* from, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i++) {
         uint16_t half;
         memcpy(&half, (const char*)from + 2 * i, sizeof half);
-        out[i] = bf16 ? safetensors_bf16_(half) : safetensors_f16_(half);
+        out[i] = is_bf16 ? safetensors_bf16_(half) : safetensors_f16_(half);
     }
 }
 

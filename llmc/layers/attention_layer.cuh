@@ -4,22 +4,15 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 */
 #pragma once
 
+#include "../model/gpu_acts.h"
 #include "layer.cuh"
 #include "output_gate.cuh"
 
 // Shape of all heads over the layer's tokens
 static inline HeadShape attention_shape_of(const Layer* layer) {
-    int64_t dh = config_head_size(layer->config), R = layer_proj(layer).rows, NH = layer->config->num_heads;
-    return {.B = layer->B,
-            .T = layer->T,
-            .NH = NH,
-            .dh = dh,
-            .columns = R,
-            .row_stride = matmul_padded(R),
-            .weight_stride = layer->config->qk_norm_share ? 0 : dh,
-            .window = layer->config->window_size,
-            .doc_start = layer->doc_start,
-            .KVH = layer->config->num_kv_heads};
+    HeadShape shape = gpu_head_shape(layer->config, layer_proj(layer).rows, layer->B, layer->T);
+    shape.doc_start = layer->doc_start;
+    return shape;
 }
 
 // Sets which of shift, QK norm and RoPE q, k and v have between proj and attention; the caller sets the
@@ -103,9 +96,8 @@ static inline AttentionHeads attention_heads(const Layer* layer) {
     return heads;
 }
 
-// The trainer's functions of the heads' part (train_fox.cu). Its activations come first in the mixer's table.
+// The trainer's functions of the heads' part (train_fox.cu)
 typedef struct {
-    void (*activations)(Activations*, const Config*, const HeadShape*, Recompute);
     size_t (*scratch_bytes)(const Layer*);        // of all heads over the layer's tokens
     void (*init)(const Layer*, const HeadShape*); // once after their allocation
     // o [B,T,NH,dh] from proj, the heads' rows of the fused projection

@@ -56,23 +56,6 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // tables of activations
 
-// The column `kept` of these tables: up to which level of --recompute every layer keeps a tensor for the
-// backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm
-// outputs, act, y but for Mamba-2's) is UP_TO_NONE. What only the backward pass writes has `backward` times
-// its elements.
-typedef enum {
-    SHARED = -1,
-    UP_TO_NONE = RECOMPUTE_NONE,   // with --recompute none alone
-    UP_TO_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
-    UP_TO_QKV = RECOMPUTE_QKV,     // unless --recompute block
-    UP_TO_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
-    KEPT_ALWAYS = FORWARD_ONLY
-} Kept;
-
-// For a table X: X(KEPT_ROW) where `Activations* rows` and `Recompute recompute` are in scope.
-#define KEPT_ROW(type, name, kept, elements)                                                                 \
-    activations_add(rows, (int64_t)sizeof(type) * (elements), (int)recompute <= (int)(kept));
-
 // The layer's tensors of a mixer's whole table.
 template <class Acts> static inline Acts mixer_acts(const Layer* layer) {
     Acts a;

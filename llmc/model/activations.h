@@ -45,6 +45,23 @@ typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) FORWARD_ONLY } Recompute; // F
 #define ACTIVATION_ROW(type, name, per_layer, elements)                                                      \
     activations_add(rows, (int64_t)sizeof(type) * (elements), per_layer);
 
+// The column `kept` of the GPU trainer's tables: up to which level of --recompute every layer keeps a tensor
+// for the backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly
+// (norm outputs, act, y but for Mamba-2's) is UP_TO_NONE. What only the backward pass writes has `backward`
+// times its elements.
+typedef enum {
+    SHARED = -1,
+    UP_TO_NONE = RECOMPUTE_NONE,   // with --recompute none alone
+    UP_TO_FUSED = RECOMPUTE_FUSED, // unless --recompute qkv or block
+    UP_TO_QKV = RECOMPUTE_QKV,     // unless --recompute block
+    UP_TO_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
+    KEPT_ALWAYS = FORWARD_ONLY
+} Kept;
+
+// For a table X: X(KEPT_ROW) where `Activations* rows` and `Recompute recompute` are in scope.
+#define KEPT_ROW(type, name, kept, elements)                                                                 \
+    activations_add(rows, (int64_t)sizeof(type) * (elements), (int)recompute <= (int)(kept));
+
 static inline void activations_add(Activations* a, int64_t bytes, bool per_layer) {
     if (a->count == ACTIVATIONS_MAX) die("more than %d tensors in a table of activations", ACTIVATIONS_MAX);
     a->rows[a->count].bytes = bytes;

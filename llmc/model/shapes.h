@@ -9,8 +9,18 @@ keys and values, kd = KVH dh. Head h of the queries reads head h / (NH / KVH) of
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "../base/document_count.h"
+
+// Types of tensors on the GPU; without CUDA for their sizes alone
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+typedef __nv_bfloat16 bf16;
+#else
+typedef uint16_t bf16;
+#endif
+typedef uint8_t fp8;
 
 enum { GPU_MAX_CHANNELS = 8192 }; // of a row of RMSNorm on the GPU: 8 a thread
 
@@ -81,6 +91,33 @@ static inline int64_t head_norm_groups(const HeadShape* s) {
 // The first key that query i sees.
 static inline int64_t head_first_key(const HeadShape* s, int64_t i) {
     return s->window && i >= s->window ? i - s->window + 1 : 0;
+}
+
+#define ATTENTION_BLOCK 128 // queries or keys that a thread block keeps in shared memory; the unit of pruning
+
+static inline int64_t head_blocks(const HeadShape* s) {
+    return (s->T + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK;
+}
+
+// Bytes in scratch of dk or dv of each query head; 0 where each has a head of keys.
+static inline size_t attention_group_bytes(const HeadShape* s) {
+    return head_group(s) > 1 ? (size_t)(s->B * s->T * s->NH * s->dh) * sizeof(bf16) : 0;
+}
+
+// Bytes of `count` floats in scratch, rounded up so that what follows is aligned to 256 bytes
+static inline size_t attention_float_bytes(int64_t count) {
+    return ((size_t)count * sizeof(float) + 255) / 256 * 256;
+}
+static inline size_t attention_delta_bytes(const HeadShape* s) {
+    return attention_float_bytes(s->B * s->NH * s->T);
+}
+
+// Bytes of scratch of attention's backward pass; the forward pass needs less. The Hopper kernels also have dq
+// in float, row sums, semaphores (at most 2 tiles a block) and tickets.
+static inline size_t attention_scratch_of(const HeadShape* s, bool sm90) {
+    const int64_t blocks = head_blocks(s), dq = blocks * ATTENTION_BLOCK * s->dh;
+    const int64_t floats = sm90 ? s->B * s->NH * (dq + s->T + 2 * blocks) + 1 : 0;
+    return 2 * attention_group_bytes(s) + attention_delta_bytes(s) + (size_t)floats * sizeof(float);
 }
 
 // What ranks tell one another with every optimizer step: before the step this rank's, after it the sums over

@@ -55,7 +55,7 @@ typedef struct GpuPlan {
     int64_t besides;     // bytes that everything but activations needs
     int64_t room;        // bytes for activations, where the GPU's memory is known
     int recompute;       // the level that plan_fit has chosen
-    bool estimated;      // by the CPU trainer: activations by a formula, and no cache
+    bool estimated;      // by the CPU trainer: attention's scratch is that of Hopper, and no cache
     // Bytes of activations of a pass over [B,T] tokens, of T of a sequence on this rank
     int64_t (*pass_bytes)(const struct GpuPlan* plan, int64_t B, int64_t T, Recompute recompute);
     void* model; // the GPU trainer's, for pass_bytes
@@ -295,12 +295,7 @@ static inline void plan_describe(char* text, size_t size, const GpuPlan* p, cons
 
 static inline int64_t plan_estimated_bytes(const GpuPlan* plan, int64_t B, int64_t T, Recompute recompute) {
     const Run* run = plan->run;
-    return gpu_pass_bytes(&run->config, &run->table, B, T, recompute) +
-           gpu_sequence_bytes(&run->config, &run->table, B, T, run->group.size, recompute) +
-           (plan_fp8(run) ? fp8_pass_bytes(&run->config, &run->table, B * T) +
-                                gpu_logit_rows(B * T, matmul_padded(run->config.vocab_size)) *
-                                    matmul_padded(run->config.vocab_size)
-                          : 0);
+    return gpu_pass_bytes(&run->config, &run->table, B, T, run->group.size, plan_fp8(run), recompute);
 }
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.

@@ -23,46 +23,14 @@ Called through the Mixer that the trainer builds from these functions. An error 
 #pragma once
 
 #include "../attention/attention.cuh"
+#include "acts.h"
 #include "halo.cuh"
-
-// clang-format off
-// type, name, kept, elements of a layer; BT: B T/N, the rank's tokens; HS: the stride of HeadColumns; HT: BT
-// behind the tokens of the pass's halo, if it may have one (halo.cuh); span: those of HT that the rank has
-#define SEQUENCE_ACTS(X) \
-    X(bf16, proj, UP_TO_QKV, HT * S)                 /* [L,HT,S] q~ k~ v~ and all gates */ \
-    X(bf16, head_proj, UP_TO_QKV, ranks * BT * HS)   /* [L,B,T,HS] its columns of the rank's heads */ \
-    X(bf16, o, UP_TO_QKV, HT * d)                    /* [L,HT,d] output of attention */ \
-    X(bf16, head_o, SHARED, HT * d)                  /* [B,T,d/N] o, then its gradient, or [span,d] that */ \
-    X(float, o_rstd, UP_TO_QKV, HT * NH)             /* [L,HT,NH] */ \
-    X(bf16, y, UP_TO_NONE, gates_output * HT * d)    /* [L,HT,d] after output norm and gate, if any */ \
-    X(float, delta, SHARED, backward * HT * NH)     /* [B,NH,T/N] or [NH,span] as in AttentionBackward */ \
-    X(float, head_delta, SHARED, backward * BT * NH)            /* [B,NH/N,T] */ \
-    X(bf16, dproj, SHARED, backward * HT * S)                   /* [HT,S] */ \
-    X(bf16, head_dproj, SHARED, backward * ranks * BT * HS)     /* [B,T,HS] */ \
-    X(bf16, dproj_halo, SHARED, backward * halo * S) /* [halo,S] of the own last tokens, from the rank behind */
-// clang-format on
-
-typedef struct {
-    SEQUENCE_ACTS(ACTIVATION_FIELD)
-} SequenceActs;
-
-// Shape of the rank's heads over whole sequences, as the heads' part sees it; rows are head_proj's.
-static inline HeadShape sequence_head_shape(const Layer* layer) {
-    const RankHeads* h = rank_heads(layer);
-    HeadShape shape = attention_shape_of(layer);
-    shape.T *= h->group.size;
-    shape.NH = rank_query_heads(h);
-    if (shape.KVH) shape.KVH = h->o.heads;
-    shape.columns = h->proj.columns;
-    shape.row_stride = h->proj.stride;
-    return shape;
-}
 
 // The rank's heads and their weights, for the heads' part
 static inline AttentionHeads sequence_heads(const Layer* layer) {
     const RankHeads* h = rank_heads(layer);
     AttentionHeads heads = attention_heads(layer);
-    heads.shape = sequence_head_shape(layer);
+    heads.shape = sequence_head_shape(&heads.shape, &h->proj);
     for (HeadPath& path : heads.paths) {
         path.column = head_columns_local(&h->proj, path.column);
         if (path.shift >= 0) path.shift = head_columns_local(&h->proj, path.shift);
@@ -81,21 +49,9 @@ static inline AttentionHeads sequence_heads(const Layer* layer) {
 }
 
 static inline void sequence_activations(Activations* rows, const Layer* layer, Recompute recompute) {
-    const HeadShape tokens = attention_shape_of(layer), heads = sequence_head_shape(layer);
-    const Config* config = layer->config;
-    const int64_t BT = tokens.B * tokens.T, NH = tokens.NH, d = config->hidden_size, S = tokens.row_stride;
-    const int64_t ranks = rank_heads(layer)->group.size, HS = heads.row_stride;
-    const int64_t gates_output = config->use_output_norm || config->use_output_gate;
-    const int64_t backward = recompute != FORWARD_ONLY;
-    const int64_t halo = layer_halo(layer), HT = halo + BT;
-    HeadShape span = tokens; // with the longest halo
-    Activations of_span = *rows;
-    span.T += halo;
-    sequence_of(layer)->attention->activations(rows, config, &heads, recompute);
-    sequence_of(layer)->attention->activations(&of_span, config, &span, recompute);
-    for (int i = 0; i < rows->count && halo; i++)
-        rows->rows[i].bytes = max(rows->rows[i].bytes, of_span.rows[i].bytes);
-    SEQUENCE_ACTS(KEPT_ROW)
+    const HeadShape tokens = attention_shape_of(layer);
+    sequence_add_activations(rows, layer->config, &tokens, &rank_heads(layer)->proj, layer_halo(layer),
+                             recompute);
 }
 
 static inline size_t sequence_scratch_bytes(const Layer* layer) {
@@ -103,8 +59,6 @@ static inline size_t sequence_scratch_bytes(const Layer* layer) {
     span.T += layer_halo(layer);
     return sequence_of(layer)->attention->scratch_bytes(&span);
 }
-
-#undef SEQUENCE_ACTS
 
 static inline SequenceActs sequence_tensors(const Layer* layer) {
     SequenceActs a;
@@ -129,7 +83,8 @@ static inline SequenceActs sequence_acts(const Layer* layer) {
 // Collective, called for layer 0 after allocation.
 static inline void sequence_init(const Layer* layer) {
     const SequenceActs a = sequence_tensors(layer);
-    const HeadShape heads = sequence_head_shape(layer);
+    const HeadShape tokens = attention_shape_of(layer),
+                    heads = sequence_head_shape(&tokens, &rank_heads(layer)->proj);
     sequence_of(layer)->attention->init(layer, &heads);
     rank_major_open(layer);
     halo_open(layer);

@@ -168,7 +168,7 @@ static inline void training_save(Training* t) {
     JsonWriter options = json_writer(2);
     options_put(o, &options, NULL);
     char* recipe = recipe_text(o, &run->config, &t->data);
-    char* fp8 = t->trainer->fp8_record ? t->trainer->fp8_record(t->model) : NULL;
+    char* fp8_record = t->trainer->fp8_record ? t->trainer->fp8_record(t->model) : NULL;
     const CheckpointRecord record = {.config = &run->config,
                                      .table = &run->table,
                                      .state = &run->state,
@@ -183,14 +183,14 @@ static inline void training_save(Training* t) {
                                      .tokenizer = &t->tokenizer,
                                      .options = options.text,
                                      .recipe = recipe,
-                                     .fp8 = fp8};
+                                     .fp8 = fp8_record};
     t->saving = run->state.step;
     t->saver.published = false;
     t->trainer->download(t->model, &t->snapshot);
     if (!saver_start(&t->saver, &record, &t->snapshot, &err))
         training_die_unsaved(t, t->world->rank == 0, &err);
     json_writer_free(&options);
-    free(recipe), free(fp8);
+    free(recipe), free(fp8_record);
     t->saving_waited = seconds_now() - start;
 }
 
