@@ -23,7 +23,7 @@ dev/test/trainer/trainers.cuh.
 
 #include <vector>
 #include "dev/test/check.h"
-#include "dev/test/tensor_files.h"
+#include "dev/test/trainer/fixtures.h"
 
 // ----------------------------------------------------------------------------
 // the GPU's side
@@ -159,66 +159,36 @@ static void check_pass(const Config* c, const double* params, const Expected* e)
     }
 }
 
-// A tensor of the fixture, which must be there with n elements.
-static void fixture_values(const Safetensors* file, const char* prefix, const char* name, double* out,
-                           int64_t n) {
-    Error err;
-    char full[160];
-    snprintf(full, sizeof full, "%s%s", prefix, name);
-    const SafeTensor* t = safetensors_find(file, full);
-    if (!t || t->count != n) die("%s: no tensor %s of %lld elements", file->path, full, (long long)n);
-    if (!safetensors_read(t, out, 8, &err)) die("%s", err.msg);
-}
-
-static int32_t* fixture_tokens(const Safetensors* file, const char* name, int64_t* B, int64_t* T) {
-    Error err;
-    const SafeTensor* t = safetensors_find(file, name);
-    if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2) die("%s: no tensor %s", file->path, name);
-    int32_t* tokens = (int32_t*)safetensors_bytes(t, &err);
-    if (!tokens) die("%s", err.msg);
-    *B = t->shape[0], *T = t->shape[1];
-    return tokens;
-}
-
 static void check_fixture(const char* name) {
-    Error err;
-    Config c;
-    Safetensors file;
+    Fixture f = fixture_open(name);
     Expected e;
-    char folder[PATH_LENGTH], path[PATH_LENGTH];
-    path_join(folder, "dev/test/fixtures/model", name);
-    path_join(path, folder, "expected.safetensors");
-    if (!config_read(&c, folder, &err) || !safetensors_open(&file, path, &err)) die("%s", err.msg);
-    int64_t B, T;
-    int32_t *inputs = fixture_tokens(&file, "tokens", &B, &T),
-            *targets = fixture_tokens(&file, "targets", &B, &T);
-
-    ParamTable table = params_build(&c);
-    std::vector<double> params((size_t)table.count);
+    ParamTable table = params_build(&f.config);
     const Shard whole = params_shard(&table, 0, 1);
-    const CheckpointTensors weights = {params.data(), NULL, NULL, sizeof(double)};
-    const CheckpointPart part = {&table, &whole, &weights, NULL};
-    if (!checkpoint_read_file(folder, CHECKPOINT_MODEL, &part, &err)) die("%s", err.msg);
-    e.losses.resize((size_t)(B * T));
-    e.logits.resize((size_t)(B * T * c.vocab_size));
+    std::vector<double> params((size_t)table.count);
+    fixture_weights(&f, &table, &whole, params.data(), sizeof(double));
+    e.losses.resize((size_t)(f.B * f.T));
+    e.logits.resize((size_t)(f.B * f.T * f.config.vocab_size));
     e.grads.resize((size_t)table.count);
-    fixture_values(&file, "", "loss", e.losses.data(), (int64_t)e.losses.size());
-    fixture_values(&file, "", "logits", e.logits.data(), (int64_t)e.logits.size());
+    bool has = fixture_values(&f, "", "loss", e.losses.data(), (int64_t)e.losses.size()) &&
+               fixture_values(&f, "", "logits", e.logits.data(), (int64_t)e.logits.size());
     for (int r = 0; r < table.num_rows; r++) {
         const Param* p = &table.rows[r];
-        if (p->trainable) fixture_values(&file, "grad.", p->name, e.grads.data() + p->offset, p->count);
+        if (p->trainable)
+            has = has && fixture_values(&f, "grad.", p->name, e.grads.data() + p->offset, p->count);
     }
-    e.name = name, e.B = B, e.T = T;
-    e.inputs = inputs, e.targets = targets;
-    check_pass(&c, params.data(), &e);
-    Model tuned = new_model(&c, params.data(), B, T, RECOMPUTE_NONE, true);
+    if (!has) die("%s: a tensor is missing", name);
+    e.name = name;
+    e.B = f.B;
+    e.T = f.T;
+    e.inputs = f.tokens;
+    e.targets = f.targets;
+    check_pass(&f.config, params.data(), &e);
+    Model tuned = new_model(&f.config, params.data(), f.B, f.T, RECOMPUTE_NONE, true);
     PassResult pass = run_pass(&tuned, e.inputs, e.targets);
     compare_pass(&tuned, &pass, &e);
     model_free(&tuned);
     params_free(&table);
-    free(inputs);
-    free(targets);
-    safetensors_close(&file);
+    fixture_close(&f);
 }
 
 // What the CPU trainer computes for a variant, whose weights are rounded to bf16 on both sides: only the
