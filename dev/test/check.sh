@@ -79,17 +79,39 @@ differ() { if [ -f "$1" ] && [ -f "$2" ] && ! cmp -s "$1" "$2"; then pass; else 
 # equals WANT GOT: the two strings are the same
 equals() { if [ "$1" = "$2" ]; then pass; else fail "expected '$1', got '$2'"; fi; }
 
-# trainer_files: begins a test of $trainer, ./train_fox or TRAIN_FOX, with an empty $scratch and cli_files.py's files in
-# it, of which $shards are the shards; $python may run in another folder
-trainer_files() {
-    trainer=${TRAIN_FOX:-./train_fox} shards=$scratch/files/shards
+# make_files: begins a test with an empty $scratch and cli_files.py's files in it, of which $shards are the shards; $python
+# may run in another folder
+make_files() {
+    shards=$scratch/files/shards
     rm -rf "$scratch"
     mkdir -p "$scratch"
     python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-    [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
     check "make the files" files make "$scratch/files"
 }
 files() { "$python" -S dev/test/cli_files.py "$@"; } # without packages, which take longer to find than this to run
+
+# trainer_files: make_files for a test of $trainer, ./train_fox or TRAIN_FOX
+trainer_files() {
+    trainer=${TRAIN_FOX:-./train_fox}
+    [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
+    make_files
+}
+
+# What runs leave. step OUT STEP: the checkpoint's folder; checkpoints OUT: the steps of all, and .tmp-* folders
+step() { printf '%s/step_%08d' "$1" "$2"; }
+checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
+
+# same_bytes STEP OUT OUT: both runs have the same weights and moments at a step
+same_bytes() {
+    local file
+    for file in model optimizer; do same "$(step "$2" $1)/$file.safetensors" "$(step "$3" $1)/$file.safetensors"; done
+}
+
+# near LIMIT OUT OUT: the first run has the steps and validations of the second, with losses that differ by at most LIMIT,
+# relative. OUT: in $scratch
+near() {
+    check "losses of $2 and $3" "$python" dev/test/trainer/ranks.py losses "$scratch/$2/log.jsonl" "$scratch/$3/log.jsonl" "$1"
+}
 
 # each_trainer PART...: calls the functions with $trainer ./train_fox and then the one with sanitizers, or with TRAIN_FOX alone,
 # in an empty $scratch but for its files, and reports

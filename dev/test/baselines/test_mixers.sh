@@ -8,10 +8,7 @@ scratch=build/test/mixers
 export OMP_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 unset RANK WORLD_SIZE SLURM_PROCID
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
-shards=$scratch/files/shards
+make_files
 steps=6
 batches="--seq-len 16 --batch-tokens 64 --micro-batch 1 --warmup-tokens 64 --max-tokens $((steps * 64)) --data $shards/text.bin"
 
@@ -27,16 +24,14 @@ keys() {
 }
 
 train() { ./train_fox $small $batches --out "$@"; }
-last() { printf '%s/step_%08d' "$1" $steps; }
+last() { step "$1" $steps; }
 
 runs() {
     check "$1: a run" train "$scratch/$1" --val-data "$shards/val.bin"
     equals "" "$(cat "$scratch/stderr")"
     check "$1: stop" train "$scratch/$1.stopped" --max-steps 3
     check "$1: resume" ./train_fox --resume --out "$scratch/$1.stopped"
-    for file in model optimizer; do
-        same "$(last "$scratch/$1")/$file.safetensors" "$(last "$scratch/$1.stopped")/$file.safetensors"
-    done
+    same_bytes $steps "$scratch/$1" "$scratch/$1.stopped"
     check "$1: two ranks" mpirun -q --bind-to none -np 2 ./train_fox $small $batches --out "$scratch/$1.ranks"
     check "$1: their weights" python3 dev/test/trainer/ranks.py close "$(last "$scratch/$1")" "$(last "$scratch/$1.ranks")" 1e-3
 }

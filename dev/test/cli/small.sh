@@ -2,15 +2,11 @@
 . dev/test/check.sh
 
 files=$scratch/files
-shards=$files/shards
 fixture=dev/test/fixtures/model/fox-pro
 out=$scratch/out
 export OMP_NUM_THREADS=1
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-check "make the files" files make "$files"
+make_files
 
 # A small model, trained for 20 steps.
 sizes="--set hidden_size=16 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=16"

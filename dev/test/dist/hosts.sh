@@ -115,6 +115,7 @@ none_left() { [ "$(trainers "$@")" = 0 ]; }
 
 options="--set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32 --seq-len 16
     --batch-tokens 192 --warmup-tokens 640 --micro-batch 2 --shuffle --val-every 0 --log-every 1"
+step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; } # OUT STEP, as same_bytes takes it
 make_repository() {
     local shards=$PWD/$scratch/files/shards
     repository=$PWD/$scratch/repository

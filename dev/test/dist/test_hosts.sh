@@ -15,7 +15,6 @@ command -v mpirun >/dev/null || { fail "mpirun is missing: scripts/setup.sh test
 make_repository
 
 ranks() { python3 dev/test/trainer/ranks.py "$@"; }
-step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 # run HOSTS STEPS OUT OPTION...: on h0
 run() {
     HOSTS=$1 IFNAME=${IFNAME-eth0} on h0 env -C "$repository" timeout $patience scripts/multi_node_mpirun.sh $options \
@@ -24,10 +23,6 @@ run() {
 # alone STEPS OUT OPTION...: one process
 alone() {
     PREPARED=yes on h0 env -C "$repository" scripts/longcrawl64.sh $options --max-tokens $(($1 * 192)) --out "out/$2" "${@:3}"
-}
-same_bytes() { # STEP OUT OUT
-    local file
-    for file in model optimizer; do same "$(step $2 $1)/$file.safetensors" "$(step $3 $1)/$file.safetensors"; done
 }
 agree() { # STEP OUT OUT TOLERANCE: but for rounding, in the same place of the data
     check "weights of $2" ranks close "$(step $2 $1)" "$(step $3 $1)" $4

@@ -14,7 +14,6 @@ for program in slurmctld slurmd srun sbatch munged; do command -v $program >/dev
 if [ "$missing" ]; then skip "Slurm: missing$missing: apt-get install slurmctld slurmd slurm-client munge"; report; fi
 if ! make_hosts 2; then skip "Slurm on several hosts: $why"; report; fi
 make_repository
-step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 
 # The daemons: munged on each host with one key, slurmctld on h0, slurmd on each. A host has eight cores and GPUs, which are
 # files. cred_expire: a job that is queued again may begin so many seconds later.
@@ -78,12 +77,6 @@ state() { on h0 scontrol show job "$1" 2>/dev/null | sed -n 's/.*JobState=\([A-Z
 is() { [ "$(state "$1")" = "$2" ]; }
 printed() { grep -q "$1" "$scratch/job.txt" 2>/dev/null; }
 
-# bytes STEP OUT OUT
-bytes() {
-    local file
-    for file in model optimizer; do same "$(step $2 $1)/$file.safetensors" "$(step $3 $1)/$file.safetensors"; done
-}
-
 # on two hosts, and the same ranks on one
 job=$(submit -- --max-tokens 3840 --out out/two)
 await "job $job has not completed" is "$job" COMPLETED
@@ -91,7 +84,7 @@ equals 1 "$(grep -c '^2 ranks with 3 micro-batches a step' "$scratch/job.txt")"
 rm "$scratch/job.txt"
 job=$(submit --nodes=1 --ntasks-per-node=2 -- --max-tokens 3840 --out out/one)
 await "job $job has not completed" is "$job" COMPLETED
-bytes 20 two one
+same_bytes 20 two one
 
 long="--max-tokens 76800" # 400 steps
 job=$(submit -- $long --out out/long)
@@ -106,7 +99,7 @@ stopped() {
     await "$1: job $job has not completed" is "$job" COMPLETED
     equals "restarts: 1" "restarts: $(on h0 scontrol show job "$job" | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p')"
     equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
-    bytes 400 "$1" long
+    same_bytes 400 "$1" long
 }
 stopped usr1 --signal=USR1 --batch # what Slurm sends two minutes before the time limit (--signal=B:USR1@120)
 stopped term --signal=TERM         # to the ranks
@@ -123,7 +116,7 @@ equals 0 "$(trainers h0)"
 plug h1
 await "job $job has not completed" is "$job" COMPLETED
 equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
-bytes 400 lost long
+same_bytes 400 lost long
 
 # a rank that is killed ends the job with the trainer's code, and one line names it
 rm -f "$scratch/job.txt"

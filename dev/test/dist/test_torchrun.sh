@@ -14,7 +14,6 @@ if [ -z "$python" ]; then skip "torchrun: PyTorch is missing"; report; fi
 if ! make_hosts 2; then skip "torchrun on several hosts: $why"; report; fi
 make_repository
 [ "${python#/}" != "$python" ] || python=$PWD/$python
-step() { printf '%s/out/%s/step_%08d' "$repository" "$1" "$2"; }
 
 # torchrun HOST HOSTS RANKS OPTION...: its part on a host
 torchrun() {
@@ -34,7 +33,7 @@ both() { # OPTION...: on both hosts
 both --max-tokens 3840 --out out/two
 equals "0 0" "$codes"
 check "two ranks on one host" torchrun h0 1 2 --max-tokens 3840 --out out/one
-for file in model optimizer; do same "$(step two 20)/$file.safetensors" "$(step one 20)/$file.safetensors"; done
+same_bytes 20 two one
 
 # A host that hears and says nothing any more, at step 20: on each side the trainer ends, and names the other. So does
 # rank 0's torchrun; the one that is cut off has not ended in 16 minutes (PyTorch 2.8).

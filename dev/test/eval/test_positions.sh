@@ -4,23 +4,17 @@
 scratch=build/test/positions
 . dev/test/check.sh
 
-files=$scratch/files
-shards=$files/shards
 double=build/test/train_fox_double
 result=$scratch/result.json
 export OMP_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0 # MPI leaks
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
 positions() { "$python" dev/test/eval/positions.py "$@"; }
 for program in ./train_fox $double build/test/train_fox_sanitized; do
     if [ ! -x $program ]; then fail "$program is not built: make $program"; report; fi
 done
-check "make the files" files make "$files"
+make_files
 check "documents" positions documents "$shards/seven.bin" 7 48
 check "a long document" positions documents "$shards/long.bin" 1 65536
 

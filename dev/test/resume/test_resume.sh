@@ -34,7 +34,7 @@ stack() {
     check "a stack of layers" run $short "$scratch/stack"
     check "stop" run $short "$scratch/stack_stopped" --max-steps 7
     check "and go on" resume "$scratch/stack_stopped"
-    ends_same_as "$scratch/stack_stopped" "$scratch/stack"
+    same_bytes 20 "$scratch/stack_stopped" "$scratch/stack"
     options=$plain
 }
 
@@ -228,7 +228,7 @@ branches() {
     dies "--resume-from $trunk/step_00000008: the run in $branch began at $trunk/step_00000012/, which cannot change" \
         resume "$branch" --resume-from "$trunk/step_00000008"
     check "and resumed" resume "$branch" --resume-from "$trunk/step_00000012"
-    ends_same_as "$branch" "$scratch/whole"
+    same_bytes 20 "$branch" "$scratch/whole"
     check "it records its parent" grep -q "\"resume-from\": \"$trunk/step_00000012/\"" "$branch/step_00000020/trainer.json"
     equals "4 8 12 16" "$(checkpoints "$trunk")"
     check "one that would have begun before" run $short "$scratch/cooling" $wsd --resume-from "$trunk/step_00000016"

@@ -4,18 +4,12 @@
 scratch=build/test/gpu
 . dev/test/check.sh
 
-files=$scratch/files
-shards=$files/shards
 export OMP_NUM_THREADS=2
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
 for program in ./train_foxcu ./train_fox; do
     [ -x $program ] || { fail "$program is not built: make $program"; report; }
 done
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
-check "make the files" files make "$files"
+make_files
 
 # A small model with head size 64, trained for 20 steps of two micro-batches.
 steps=20
@@ -27,29 +21,7 @@ gpu() { ./train_foxcu "$@"; }
 # train OUT OPTION...
 train() { gpu $tiny $batches $data --deterministic --shuffle --out "$scratch/$1" "${@:2}"; }
 resume() { gpu --resume --out "$scratch/$1" "${@:2}"; }
-checkpoints() { (cd "$scratch/$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
-
-# ends_same OUT: weights and moments of step 20 have the bytes of the uninterrupted run
-ends_same() {
-    same "$scratch/$1/step_00000020/model.safetensors" "$scratch/whole/step_00000020/model.safetensors"
-    same "$scratch/$1/step_00000020/optimizer.safetensors" "$scratch/whole/step_00000020/optimizer.safetensors"
-}
-
-# near LIMIT OUT OUT: two runs have the same steps, and their losses differ by at most LIMIT
-near() {
-    "$python" - "$@" <<'END' >"$scratch/stdout" 2>&1 && pass || fail "losses: $(tail -n 1 "$scratch/stdout")"
-import json, sys
-limit, *logs = sys.argv[1:]
-def losses(path):
-    lines = [json.loads(line) for line in open(f"build/test/gpu/{path}/log.jsonl")]
-    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
-a, b = map(losses, logs)
-assert a.keys() == b.keys() and len(a) > 0, f"steps {sorted(a)} and {sorted(b)}"
-worst = max(abs(a[step] - b[step]) for step in a)
-assert worst <= float(limit), f"{logs[0]} and {logs[1]} differ by {worst:.4f}, more than {limit}"
-print(f"differ by {worst:.4f}")
-END
-}
+ends_same() { same_bytes $steps "$scratch/$1" "$scratch/whole"; } # OUT: as the uninterrupted run
 
 # tensor FOLDER NAME: prints the values of a tensor of a checkpoint
 tensor() {
@@ -64,7 +36,7 @@ same_bits() {
     said "validation loss"
     said "% MFU"
     equals "" "$(cat "$scratch/stderr")"
-    equals $steps "$(checkpoints whole)"
+    equals $steps "$(checkpoints "$scratch/whole")"
     check "the same run without validation" train again
     ends_same again
     for level in none fused qkv block; do
@@ -72,12 +44,12 @@ same_bits() {
         ends_same $level
     done
     check "without --deterministic" gpu $tiny $batches $data --shuffle --out "$scratch/tuned"
-    near 0.02 tuned whole
+    near 4e-3 whole tuned
 }
 
 resumed() {
     check "stop at step 7" train stopped --max-steps 7
-    equals 7 "$(checkpoints stopped)"
+    equals 7 "$(checkpoints "$scratch/stopped")"
     check "resume at step 7" resume stopped
     ends_same stopped
     check "the log" files same_steps "$scratch/stopped/log.jsonl" "$scratch/whole/log.jsonl"
@@ -85,7 +57,7 @@ resumed() {
         check "SIG$signal" files strike $signal 4 0 ./train_foxcu $tiny $batches $data --deterministic --shuffle \
             --out "$scratch/$signal"
         equals 75 "$(cat "$scratch/stdout")"
-        newest=$(checkpoints $signal)
+        newest=$(checkpoints "$scratch/$signal")
         check "a checkpoint of the interrupted step" test "$newest" -ge 4 -a "$newest" -lt $steps
         check "resume after SIG$signal" resume $signal
         ends_same $signal
@@ -104,7 +76,7 @@ in_fp8() {
     check "a run in bf16" gpu $wide $batches $data --deterministic --shuffle --out "$scratch/in_bf16"
     check "--fp8" fp8 in_fp8
     said "GEMMs in FP8, recompute none"
-    near 0.15 in_fp8 in_bf16
+    near 3e-2 in_fp8 in_bf16
     for level in none qkv block; do
         check "--fp8 --recompute $level" fp8 fp8_$level --recompute $level
         same "$scratch/fp8_$level/step_00000020/model.safetensors" "$scratch/in_fp8/step_00000020/model.safetensors"
@@ -112,13 +84,11 @@ in_fp8() {
     check "--fp8 to step 7" fp8 fp8_stopped --max-steps 7
     check "its scales are recorded" grep -q '"fp8": "[0-9a-f]\{1024\}"' "$scratch/fp8_stopped/step_00000007/trainer.json"
     check "--fp8, resumed" resume fp8_stopped
-    for file in model optimizer; do
-        same "$scratch/fp8_stopped/step_00000020/$file.safetensors" "$scratch/in_fp8/step_00000020/$file.safetensors"
-    done
+    same_bytes $steps "$scratch/fp8_stopped" "$scratch/in_fp8"
     same <(grep '"fp8"' "$scratch/fp8_stopped/step_00000020/trainer.json") <(grep '"fp8"' "$scratch/in_fp8/step_00000020/trainer.json")
     check "--fp8 to step 10" fp8 fp8_there --max-steps 10
     check "second half on the CPU" ./train_fox --resume --out "$scratch/fp8_there"
-    near 0.15 fp8_there in_bf16
+    near 3e-2 fp8_there in_bf16
     check "--fp8 from a checkpoint without scales" gpu --resume --out "$scratch/fp8_there" --max-tokens 7680 --fp8
     check "--bench --fp8" gpu $wide --seq-len 48 --micro-batch 2 --fp8 --bench 2
     said "matmul, FP8"
@@ -130,13 +100,13 @@ with_the_cpu() {
     check "initial weights of the CPU trainer" ./train_fox $tiny $batches $data --shuffle --out "$scratch/cpu" --max-steps 0
     same "$scratch/drawn/step_00000000/model.safetensors" "$scratch/cpu/step_00000000/model.safetensors"
     check "all steps on the CPU" ./train_fox --resume --out "$scratch/cpu"
-    near 0.02 cpu whole
+    near 4e-3 whole cpu
     check "first half on the GPU" train there --max-steps 10
     check "second half on the CPU" ./train_fox --resume --out "$scratch/there"
-    near 0.02 there whole
+    near 4e-3 whole there
     check "first half on the CPU" ./train_fox $tiny $batches $data --shuffle --out "$scratch/back" --max-steps 10
     check "second half on the GPU" resume back
-    near 0.02 back whole
+    near 4e-3 whole back
     check "--dump" gpu --init "$scratch/whole/step_00000020" $batches $data --dump "$scratch/dump"
     check "the values and names of the dump" files dump "$scratch/dump" "$shards/text.bin" 2 48 257 "$scratch/whole/step_00000020"
 }
@@ -180,8 +150,8 @@ masked() {
     check "passes of 2" gpu $run --data "$masks/ragged.bin" --micro-batch 2 --out "$scratch/masked2"
     check "passes of 12" gpu $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked12"
     check "on the CPU" ./train_fox $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked_cpu"
-    near 0.06 masked2 masked_cpu
-    near 0.06 masked12 masked_cpu
+    near 5.5e-2 masked2 masked_cpu
+    near 5.5e-2 masked12 masked_cpu
     for name in all plain; do
         check "$name" gpu $run --data "$masks/$name.bin" --micro-batch 2 --deterministic --out "$scratch/masked_$name"
     done
@@ -240,7 +210,7 @@ in_training() {
     yes '{"type":"generate","prompt":"a","max_tokens":40}' | head -n 100000 >"$scratch/many"
     check "SIGTERM in an evaluation" files strike TERM 3 0 ./train_foxcu $tiny $batches $data --deterministic --shuffle \
         --out "$scratch/cut" --eval-every 3 --eval-requests "$scratch/many"
-    equals "75 3" "$(cat "$scratch/stdout") $(checkpoints cut)"
+    equals "75 3" "$(cat "$scratch/stdout") $(checkpoints "$scratch/cut")"
     check "make up for it" resume cut --eval-requests "$file" --max-steps 4
     equals "3 4" "$(sed -n 's/.*"event":"evaluation","step":\([0-9]*\),.*/\1/p' "$scratch/cut/log.jsonl" | paste -sd ' ')"
     check "go on" resume cut --eval-every 0
@@ -299,7 +269,7 @@ not_finite() {
     check "and their norm" files fill "$model" model.embeddings.weight 0.01
     check "and their norm" files fill "$model" model.norm.weight 0
     dies "step 16: the gradient is exactly 0 at a loss of " resume nan --save-every 1
-    equals 15 "$(checkpoints nan)"
+    equals 15 "$(checkpoints "$scratch/nan")"
     equals 0 "$(grep -c '"event":"step"' "$scratch/nan/log.jsonl")"
 }
 
@@ -327,10 +297,10 @@ pruned() {
     equals 0 "$(grep -c ' 0% pruned' "$scratch/stdout")"
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
     equals 0 "$(grep -c '% pruned' "$scratch/stdout")"
-    near 0.001 pruned unpruned
+    near 2e-4 pruned unpruned
     check "ACP's rule" gpu $longer $data --set pruning_rule=acp --out "$scratch/acp"
     said "% pruned)"
-    near 0.001 acp unpruned
+    near 2e-4 acp unpruned
 }
 
 # recurrent FAMILY KEY=VALUE: a small model of a recurrent family trains the same bits with every --recompute, resumes,
@@ -339,7 +309,7 @@ recurrent() {
     local one=$1-whole two=$1-stopped from level
     local family="--model $1-nano --set num_hidden_layers=2 --set $2"
     check "$1" gpu $family $batches $data --deterministic --shuffle --out "$scratch/$one"
-    equals $steps "$(checkpoints $one)"
+    equals $steps "$(checkpoints "$scratch/$one")"
     for level in fused qkv block; do
         check "$1, --recompute $level" gpu $family $batches $data --deterministic --shuffle --recompute $level \
             --out "$scratch/$1-$level"
@@ -347,14 +317,13 @@ recurrent() {
     done
     check "$1, stop at step 7" gpu $family $batches $data --deterministic --shuffle --out "$scratch/$two" --max-steps 7
     check "$1, resume" resume $two
-    same "$scratch/$two/step_00000020/model.safetensors" "$scratch/$one/step_00000020/model.safetensors"
-    same "$scratch/$two/step_00000020/optimizer.safetensors" "$scratch/$one/step_00000020/optimizer.safetensors"
+    same_bytes $steps "$scratch/$two" "$scratch/$one"
     # HGRN2 amplifies: at the rate of the other runs float and double part by 0.1 within 20 steps, and so do weights that
     # are rounded to bf16 once. At this rate these part by 5e-3, those of the other families by 5e-4.
     for program in ./train_foxcu ./train_fox; do
         check "$1 at a low learning rate" $program $family $batches $data --shuffle --lr 5e-5 --out "$scratch/$1-$(basename $program)"
     done
-    near 0.02 $1-train_foxcu $1-train_fox
+    near 4e-3 $1-train_foxcu $1-train_fox
     from=$scratch/$one/step_00000020
     for program in ./train_foxcu ./train_fox; do
         check "$1, --generate on $program" $program --init "$from" --prompt "A" --generate 40 --temperature 0
@@ -405,7 +374,7 @@ cudnn() {
     fi
     check "--attention cudnn" gpu $baseline $batches $data --deterministic --shuffle --out "$scratch/cudnn"
     said "attention by cuDNN"
-    near 0.02 cudnn no_gate
+    near 4e-3 cudnn no_gate
 }
 
 plans() {

@@ -8,8 +8,6 @@ scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
 export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-rm -rf "$scratch"
-mkdir -p "$scratch"
 trainer=./train_foxcu killed_code=137
 gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -cx '[0-9][0-9]*')
 if [ "${ONE_GPU:-}" ]; then
@@ -19,8 +17,7 @@ elif [ "$gpus" -lt 2 ]; then
     report
 fi
 command -v mpirun >/dev/null || killed_code=1
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-check "make the files" "$python" dev/test/cli_files.py make "$scratch/files"
+make_files
 
 # A small model with head size 64; 20 steps of 12 sequences.
 tiny="--model fox-pro-nano --set num_hidden_layers=2 --set intermediate_size=72 --seq-len 256 --batch-tokens 3072
@@ -54,19 +51,8 @@ launch() {
 train() { on "$1" $trainer $tiny --max-tokens 61440 --lr 5e-3 --timeout 20 --out "$scratch/$2" "${@:3}"; }
 resume() { on "$1" $trainer --resume --timeout 20 --out "$scratch/$2" "${@:3}"; }
 
-# near LIMIT OUT OUT: two runs have the same steps, and their losses differ by at most LIMIT, relative
-near() {
-    check "losses of $2 and $3" "$python" dev/test/trainer/ranks.py losses \
-        "$scratch/$2/log.jsonl" "$scratch/$3/log.jsonl" "$1"
-}
-
 # same_weights OUT OUT [STEP]: the checkpoints of step 20, or STEP, have the same bytes
-same_weights() {
-    local step
-    step=step_$(printf %08d "${3:-20}")
-    same "$scratch/$1/$step/model.safetensors" "$scratch/$2/$step/model.safetensors"
-    same "$scratch/$1/$step/optimizer.safetensors" "$scratch/$2/$step/optimizer.safetensors"
-}
+same_weights() { same_bytes "${3:-20}" "$scratch/$1" "$scratch/$2"; }
 
 same_losses() {
     check "one GPU" train 1 one

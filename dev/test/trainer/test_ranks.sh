@@ -7,7 +7,6 @@ by_mpirun=yes
 . dev/test/check.sh
 
 disk=$scratch/disk
-shards=$PWD/$scratch/files/shards
 double=build/test/train_fox_double
 sanitized=build/test/train_fox_sanitized
 export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 # MPI leaks
@@ -16,12 +15,9 @@ export OMPI_MCA_btl_vader_single_copy_mechanism=none
 unset RANK WORLD_SIZE SLURM_PROCID
 
 trap 'umount "$disk" 2>/dev/null' EXIT
-rm -rf "$scratch"
-mkdir -p "$scratch"
-python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
-files() { "$python" dev/test/cli_files.py "$@"; }
 ranks() { "$python" dev/test/trainer/ranks.py "$@"; }
-check "make the files" files make "$scratch/files"
+make_files
+shards=$PWD/$shards
 
 launch="mpirun -q --bind-to none"
 for program in ./train_fox $double $sanitized; do
@@ -49,16 +45,7 @@ start() { if [ "$1" != 0 ]; then echo "$launch -np $1"; fi; } # N ranks; 0: a pr
 run() { $(start $1) $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"; }
 # resume N OUT OPTION...
 resume() { $(start $1) $trainer --resume --out "${@:2}"; }
-step() { printf '%s/step_%08d' "$1" "$2"; }
-checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
 newest() { checkpoints "$1" 2>/dev/null | awk '{ print $NF + 0 }'; }
-
-# same_bytes STEPS OUT OUT: both runs end with the same weights and moments
-same_bytes() {
-    for file in model optimizer; do
-        same "$(step "$2" $1)/$file.safetensors" "$(step "$3" $1)/$file.safetensors"
-    done
-}
 
 # agree STEPS OUT OUT TOLERANCE: but for rounding, in the same place of the data
 agree() {

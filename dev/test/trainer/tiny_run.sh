@@ -5,10 +5,7 @@ scratch=build/test/tiny
 . dev/test/check.sh
 
 export OMP_NUM_THREADS=1
-rm -rf "$scratch"
-mkdir -p "$scratch"
-check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
-shards=$scratch/files/shards
+make_files
 
 train() { $TRAIN_FOX --out "$scratch/run" "$@"; }
 
