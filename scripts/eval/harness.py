@@ -8,7 +8,7 @@ harness's own, and its tasks run unchanged:
         wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,copa,openbookqa,sciq,boolq
 
 are the paper's short tasks (results.py prints its table). Models trained on LongCrawl64 also need
---json-escape. RULER's tasks read the checkpoint's tokenizer through transformers:
+--json-escape. RULER's tasks, with `pip install "lm_eval[ruler]" transformers`, read the checkpoint's tokenizer:
 
     scripts/eval/harness.py --init DIR --tasks ruler \\
         --metadata '{"tokenizer": "DIR", "max_seq_lengths": [4096]}'
@@ -158,6 +158,8 @@ def main():
             if near := parser.nearest(name):
                 print(f"note: {name}: is {near} meant?", file=sys.stderr)
         raise
+    except ImportError as e:  # a task's own
+        raise Error(f"--tasks: a package is missing: {e}")
     except ValueError as e:
         if not str(e).startswith(("Tasks not found", "No tasks specified")):
             raise

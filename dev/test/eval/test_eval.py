@@ -111,20 +111,29 @@ class TestTrainer(Case):
         """Needs no lm_eval."""
         self.assertRegex(self.run_script("harness.py", "--help"), r"\n  --init DIR [\s\S]*\n  --json-escape ")
 
-    def test_mistyped_option_of_the_harness(self):
-        """One that lm_eval does not know either."""
-        program = """if True:
+    def harness(self, ends, *options):
+        """(exit code, stderr) of harness.py, with an lm_eval that ends so."""
+        program = f"""if True:
             import sys, unittest.mock as mock
             for name in "", ".api", ".api.model", ".api.registry", ".models", ".models.utils", ".__main__":
                 sys.modules["lm_eval" + name] = sys.modules["tqdm"] = mock.MagicMock()
             sys.modules["lm_eval.api.model"].LM = object
-            sys.modules["lm_eval.__main__"].cli_evaluate = lambda: sys.exit(2)
+            sys.modules["lm_eval.__main__"].cli_evaluate = mock.Mock(side_effect={ends})
             import harness
             harness.run(harness.main)"""
-        command = ["--init", self.model(), "--tasks", "piqa", "--longbnech=3", "--limit", "5"]
-        done = subprocess.run([sys.executable, "-c", program, *map(str, command)], capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        self.assertEqual((done.returncode, done.stderr), (2, "note: --longbnech: is --longbench meant?\n"))
+        done = subprocess.run([sys.executable, "-c", program, "--init", str(self.model()), *options], capture_output=True,
+                              text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        return done.returncode, done.stderr
+
+    def test_mistyped_option_of_the_harness(self):
+        """One that lm_eval does not know either."""
+        self.assertEqual(self.harness("SystemExit(2)", "--tasks", "piqa", "--longbnech=3", "--limit", "5"),
+                         (2, "note: --longbnech: is --longbench meant?\n"))
+
+    def test_package_of_a_task(self):
+        """As RULER's wonderwords."""
+        self.assertEqual(self.harness("ImportError('install `wonderwords`')", "--tasks", "ruler"),
+                         (1, "error: --tasks: a package is missing: install `wonderwords`\n"))
 
     def test_program(self):
         """train_foxcu where there is a GPU and it is built, as sweep.sh."""

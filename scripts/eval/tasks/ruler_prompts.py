@@ -15,6 +15,11 @@ What differs: keys of one prompt differ, so that a question has one answer; text
 and "?", for which the harness needs data of nltk. cwe has RULER's example before the question, which the harness
 makes and does not use (example=False: as there). The answers whose log-probability is taken name what has no order
 of its own, values of one key and words of cwe, in the order of the prompt.
+
+Why the harness's generators are not called: this file needs no packages, all of theirs transformers and datasets, those
+of needles and cwe also wonderwords. That of needles makes six million keys when it is imported, and downloads nltk's data,
+without which it cannot place a needle in text. Needles and fwe's ranks are shuffled alike in every sample, and vt's
+number is of numpy's own seed.
 """
 import itertools
 import math
