@@ -44,7 +44,7 @@ same_bits() {
         ends_same $level
     done
     check "without --deterministic" gpu $tiny $batches $data --shuffle --out "$scratch/tuned"
-    near 4e-3 whole tuned
+    near 3.5e-3 whole tuned
 }
 
 resumed() {
@@ -76,7 +76,7 @@ in_fp8() {
     check "a run in bf16" gpu $wide $batches $data --deterministic --shuffle --out "$scratch/in_bf16"
     check "--fp8" fp8 in_fp8
     said "GEMMs in FP8, recompute none"
-    near 3e-2 in_fp8 in_bf16
+    near 2.6e-2 in_fp8 in_bf16
     for level in none qkv block; do
         check "--fp8 --recompute $level" fp8 fp8_$level --recompute $level
         same "$scratch/fp8_$level/step_00000020/model.safetensors" "$scratch/in_fp8/step_00000020/model.safetensors"
@@ -88,7 +88,7 @@ in_fp8() {
     same <(grep '"fp8"' "$scratch/fp8_stopped/step_00000020/trainer.json") <(grep '"fp8"' "$scratch/in_fp8/step_00000020/trainer.json")
     check "--fp8 to step 10" fp8 fp8_there --max-steps 10
     check "second half on the CPU" ./train_fox --resume --out "$scratch/fp8_there"
-    near 3e-2 fp8_there in_bf16
+    near 2.6e-2 fp8_there in_bf16
     check "--fp8 from a checkpoint without scales" gpu --resume --out "$scratch/fp8_there" --max-tokens 7680 --fp8
     check "--bench --fp8" gpu $wide --seq-len 48 --micro-batch 2 --fp8 --bench 2
     said "matmul, FP8"
@@ -100,13 +100,13 @@ with_the_cpu() {
     check "initial weights of the CPU trainer" ./train_fox $tiny $batches $data --shuffle --out "$scratch/cpu" --max-steps 0
     same "$scratch/drawn/step_00000000/model.safetensors" "$scratch/cpu/step_00000000/model.safetensors"
     check "all steps on the CPU" ./train_fox --resume --out "$scratch/cpu"
-    near 4e-3 whole cpu
+    near 3.5e-3 whole cpu
     check "first half on the GPU" train there --max-steps 10
     check "second half on the CPU" ./train_fox --resume --out "$scratch/there"
-    near 4e-3 whole there
+    near 3.5e-3 whole there
     check "first half on the CPU" ./train_fox $tiny $batches $data --shuffle --out "$scratch/back" --max-steps 10
     check "second half on the GPU" resume back
-    near 4e-3 whole back
+    near 3.5e-3 whole back
     check "--dump" gpu --init "$scratch/whole/step_00000020" $batches $data --dump "$scratch/dump"
     check "the values and names of the dump" files dump "$scratch/dump" "$shards/text.bin" 2 48 257 "$scratch/whole/step_00000020"
 }
@@ -150,8 +150,8 @@ masked() {
     check "passes of 2" gpu $run --data "$masks/ragged.bin" --micro-batch 2 --out "$scratch/masked2"
     check "passes of 12" gpu $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked12"
     check "on the CPU" ./train_fox $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked_cpu"
-    near 5.5e-2 masked2 masked_cpu
-    near 5.5e-2 masked12 masked_cpu
+    near 1e-2 masked2 masked_cpu
+    near 1e-2 masked12 masked_cpu
     for name in all plain; do
         check "$name" gpu $run --data "$masks/$name.bin" --micro-batch 2 --deterministic --out "$scratch/masked_$name"
     done
@@ -297,10 +297,10 @@ pruned() {
     equals 0 "$(grep -c ' 0% pruned' "$scratch/stdout")"
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
     equals 0 "$(grep -c '% pruned' "$scratch/stdout")"
-    near 2e-4 pruned unpruned
+    near 1.7e-4 pruned unpruned
     check "ACP's rule" gpu $longer $data --set pruning_rule=acp --out "$scratch/acp"
     said "% pruned)"
-    near 2e-4 acp unpruned
+    near 1.7e-4 acp unpruned
 }
 
 # recurrent FAMILY KEY=VALUE: a small model of a recurrent family trains the same bits with every --recompute, resumes,
@@ -323,7 +323,7 @@ recurrent() {
     for program in ./train_foxcu ./train_fox; do
         check "$1 at a low learning rate" $program $family $batches $data --shuffle --lr 5e-5 --out "$scratch/$1-$(basename $program)"
     done
-    near 4e-3 $1-train_foxcu $1-train_fox
+    near 3.5e-3 $1-train_foxcu $1-train_fox
     from=$scratch/$one/step_00000020
     for program in ./train_foxcu ./train_fox; do
         check "$1, --generate on $program" $program --init "$from" --prompt "A" --generate 40 --temperature 0
@@ -374,7 +374,7 @@ cudnn() {
     fi
     check "--attention cudnn" gpu $baseline $batches $data --deterministic --shuffle --out "$scratch/cudnn"
     said "attention by cuDNN"
-    near 4e-3 cudnn no_gate
+    near 3.5e-3 cudnn no_gate
 }
 
 plans() {
