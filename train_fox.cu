@@ -16,26 +16,37 @@ device only to read a step's loss and norm, while the next step runs, and whethe
 (llmc/sequence/halo.cuh). AdamW's kernel itself leaves out a step whose loss or gradient is not finite:
 masters, moments and weights stay, and the run ends.
 */
-#include "llmc/attention/attention.cuh"         // defines: attention_forward, attention_backward
-#include "llmc/attention/cudnn.cuh"             // defines: attention_cudnn_forward, attention_cudnn_backward
+#include "llmc/attention/attention.cuh" // defines: attention_forward, attention_backward, attention_path
+#include "llmc/attention/cudnn.cuh"     // defines: attention_cudnn_*
+#include "llmc/attention/pruning.cuh"   // defines: Pruning, pruning_*
 #include "llmc/baselines/deltanet/deltanet.cuh" // defines: deltanet_mixer
 #include "llmc/baselines/hgrn2/hgrn2.cuh"       // defines: hgrn2_mixer
 #include "llmc/baselines/mamba2/mamba2.cuh"     // defines: mamba2_mixer
 #include "llmc/cuda/device.cuh"                 // defines: Device, Scratch, device_zeros, device_download
 #include "llmc/cuda/graph.cuh"                  // defines: PassGraph, pass_graph_run
-#include "llmc/exchange/exchange.cuh"           // defines: Exchange, exchange_*
-#include "llmc/exchange/queued_step.cuh"        // defines: QueuedStep
+#include "llmc/cuda/matmul.cuh"                 // defines: Linear, Matmul, linear_*, matmul_*
+#include "llmc/cuda/range.cuh"                  // defines: Range, range_log_*
+#include "llmc/exchange/exchange.cuh"           // defines: Exchange, exchange_*, nccl_*
+#include "llmc/exchange/queued_step.cuh"        // defines: QueuedStep, queued_step_*
 #include "llmc/inference/cuda/extension.cuh"    // defines: cache_*, page_bytes
 #include "llmc/layers/adamw.cuh"                // defines: adamw_update, weights_copy
-#include "llmc/layers/attention_layer.cuh"      // defines: AttentionHeads; includes Layer, Linear
+#include "llmc/layers/attention_layer.cuh"      // defines: AttentionHeads, attention_shape_of
 #include "llmc/layers/classifier.cuh"           // defines: classifier, logits_download
 #include "llmc/layers/documents.cuh"            // defines: documents_forward
 #include "llmc/layers/embedding.cuh"            // defines: embedding_forward, embedding_backward
-#include "llmc/layers/swiglu.cuh"               // defines: swiglu_forward, swiglu_backward
+#include "llmc/layers/forget_gate.cuh"          // defines: forget_gate_*
+#include "llmc/layers/fp8_state.cuh"            // defines: Fp8State, fp8_*
+#include "llmc/layers/global_norm.cuh"          // defines: StepStats, ParamChunks, global_norm, loss_add
+#include "llmc/layers/layer.cuh"                // defines: Layer, Mixer, layer_*, weight_*
+#include "llmc/layers/output_gate.cuh"          // defines: OutputGate, output_gate_*
+#include "llmc/layers/qkv.cuh"                  // defines: HeadPath, qkv_*, rope_angles
+#include "llmc/layers/rmsnorm.cuh"              // defines: Norm, rmsnorm_*
+#include "llmc/layers/swiglu.cuh"               // defines: swiglu_*
 #include "llmc/model/gpu_acts.h"                // defines: HeadActs, AttentionActs, MlpActs, Acts
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
 #include "llmc/model/rotation.h"                // defines: config_rotation, config_rope_gain
-#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_forward, sequence_backward
+#include "llmc/plan/plan.h"                     // defines: GpuPlan, plan_*
+#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_*, assignment_*
 #include "llmc/train/main.h"                    // defines: run_main; includes Config, ParamTable, Run
 
 #include <algorithm>
@@ -953,13 +964,11 @@ static Model* make_plan(GpuPlan* plan, const Run* run) {
     const bool cudnn = o->attention == ATTENTION_CUDNN;
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
-    gpu_check_model(&run->config, cudnn);
+    gpu_check_model(&run->config, cudnn, o->sequence_ranks);
     for (int64_t l = 0; l < run->config.num_hidden_layers && !cudnn; l++) {
         const Config layer = config_layer(&run->config, l);
         mixers[layer.mixer]->check(&layer, run->micro_batch, o->seq_len);
     }
-    if (cudnn && run->group.size > 1)
-        die("--attention cudnn: these kernels have no --sequence-ranks: use --attention fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
     Device device = opens ? device_open_ranked(run->world) : Device();

@@ -309,7 +309,7 @@ static inline void plan_print_estimate(const Run* run) {
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
             "no GPU",
             config_class(&run->config)->architecture);
-    gpu_check_model(&run->config, run->options.attention == ATTENTION_CUDNN);
+    gpu_check_model(&run->config, run->options.attention == ATTENTION_CUDNN, run->options.sequence_ranks);
     const int64_t dh = config_head_size(&run->config);
     if (dh != 64 && dh != 128)
         die("--gpu: attention on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);

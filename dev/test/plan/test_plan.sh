@@ -225,6 +225,7 @@ dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
 dies "FoxStackForCausalLM" plan --model fox-gdn-125m --gpu H100
 dies "cuDNN has no forget gate" plan --model fox-pro-125m --attention cudnn --gpu H100
 dies "have no document_reset" plan --model transformer-pro-125m --attention cudnn --set document_reset=true --gpu H100
+dies "have no --sequence-ranks" plan --model transformer-pro-125m --attention cudnn --sequence-ranks 2 --gpu H100
 dies "hidden_size, at most 8192" plan --model fox-pro-760m --set hidden_size=16384 --set num_heads=128 --gpu H100
 
 # The CPU's own plan says of a model for GPUs that it is one
