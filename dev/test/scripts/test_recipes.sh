@@ -16,7 +16,7 @@ program() {
     printf '#!/bin/sh\ncase "$*" in *--dry-run* | *--help) %s ;; esac\necho "$*" >>"%s.log"\n' "${2:+exec $2 \"\$@\"}" "$scratch/$1" >"$scratch/$1"
     chmod +x "$scratch/$1"
 }
-for name in bin/make bin/mpirun bin/srun bin/nvidia-smi; do program $name; done
+for name in bin/make bin/mpirun bin/ssh bin/srun bin/nvidia-smi; do program $name; done
 program train_fox "'$(realpath "$trainer")'"
 program train_foxcu "'$(realpath "$trainer")'"
 program data/longcrawl64 "'$root/data/longcrawl64'"
