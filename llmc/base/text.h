@@ -68,6 +68,22 @@ static inline uint32_t utf8_decode(const uint8_t* s, size_t n, size_t* length) {
     return c;
 }
 
+// Where s[n] does not start with a valid character: the bytes that one U+FFFD replaces, the longest beginning
+// of a character or else one, as Unicode recommends, and Python and Rust do.
+static inline size_t utf8_invalid_length(const uint8_t* s, size_t n) {
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 1;
+    uint8_t least = s[0] == 0xe0 ? 0xa0 : s[0] == 0xf0 ? 0x90 : 0x80;
+    uint8_t most = s[0] == 0xed ? 0x9f : s[0] == 0xf4 ? 0x8f : 0xbf;
+    const size_t whole = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    size_t length = 1;
+    while (length < n && length < whole && s[length] >= least && s[length] <= most) {
+        length++;
+        least = 0x80;
+        most = 0xbf;
+    }
+    return length;
+}
+
 // Writes a code point as UTF-8 to out[4]; returns the number of bytes.
 static inline size_t utf8_encode(uint32_t c, char* out) {
     if (c < 0x80) {

@@ -58,6 +58,7 @@ static inline void json_append_quoted_(JsonWriter* w, const char* s, size_t n) {
     json_append_(w, "\"", 1);
     for (size_t length; n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
+        if (c == UTF8_INVALID) length = utf8_invalid_length((const uint8_t*)s, n);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
         if (c < ' ' || c == UTF8_INVALID) {
             char escape[12];

@@ -410,9 +410,42 @@ static void test_writing(void) {
     CHECK(ok, "%s: %s", w.text, err.msg);
     if (ok) {
         const char* s = json_string(&j, 0);
-        CHECK(strncmp(s, "a\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 10) == 0, "%s", s);
-        CHECK(strcmp(s + 10, odd + 4) == 0, "%s", s);
+        CHECK(strncmp(s, "a\xef\xbf\xbd\xef\xbf\xbd", 7) == 0, "%s", s);
+        CHECK(strcmp(s + 7, odd + 4) == 0, "%s", s);
         json_free(&j);
+    }
+    json_writer_free(&w);
+}
+
+// One U+FFFD for each longest beginning of a character, as bytes.decode(errors="replace") in Python.
+static void test_replaced_bytes(void) {
+    static const struct {
+        const char *bytes, *text;
+    } rows[] = {{"\xe2\x80"
+                 "9",
+                 "\"\\ufffd9\""},
+                {"\xe2"
+                 "9",
+                 "\"\\ufffd9\""},
+                {"\x80\x80", "\"\\ufffd\\ufffd\""},
+                {"\xe0\x80", "\"\\ufffd\\ufffd\""},
+                {"\xed\xa0\x80", "\"\\ufffd\\ufffd\\ufffd\""},
+                {"\xf0\x9f\x92"
+                 "a",
+                 "\"\\ufffd"
+                 "a\""},
+                {"\xf0\x8f", "\"\\ufffd\\ufffd\""},
+                {"\xf4\x8f\xbf"
+                 "a",
+                 "\"\\ufffd"
+                 "a\""},
+                {"\xf4\x90", "\"\\ufffd\\ufffd\""},
+                {"\xc1\xbf", "\"\\ufffd\\ufffd\""}};
+    JsonWriter w = json_writer(0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        json_writer_clear(&w);
+        json_put_string(&w, NULL, rows[i].bytes);
+        CHECK(strcmp(w.text, rows[i].text) == 0, "row %zu: %s", i, w.text);
     }
     json_writer_free(&w);
 }
@@ -550,6 +583,7 @@ int main(void) {
     test_large_object();
     test_writing();
     test_put_json();
+    test_replaced_bytes();
     test_written_numbers();
     test_damage();
     test_blank();
