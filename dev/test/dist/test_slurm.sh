@@ -86,7 +86,7 @@ job=$(submit --nodes=1 --ntasks-per-node=2 -- --max-tokens 3840 --out out/one)
 await "job $job has not completed" is "$job" COMPLETED
 same_bytes 20 two one
 
-long="--max-tokens 76800" # 400 steps
+long="--max-tokens 307200" # 1600 steps: seconds on a fast machine, so that a run is stopped before its end
 job=$(submit -- $long --out out/long)
 await "job $job has not completed" is "$job" COMPLETED
 
@@ -99,7 +99,7 @@ stopped() {
     await "$1: job $job has not completed" is "$job" COMPLETED
     equals "restarts: 1" "restarts: $(on h0 scontrol show job "$job" | sed -n 's/.*Restarts=\([0-9]*\).*/\1/p')"
     equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
-    same_bytes 400 "$1" long
+    same_bytes 1600 "$1" long
 }
 stopped usr1 --signal=USR1 --batch # what Slurm sends two minutes before the time limit (--signal=B:USR1@120)
 stopped term --signal=TERM         # to the ranks
@@ -108,7 +108,7 @@ stopped term --signal=TERM         # to the ranks
 # again, and starts it when the host is back: it goes on from its last checkpoint to the same bytes.
 rm -f "$scratch/job.txt"
 job=$(submit -- $long --save-every 10 --out out/lost)
-await "no checkpoint of step 20" test -d "$(step lost 20)"
+await "no step 20" printed '^step *20/' # checkpoints so early may be gone already
 unplug h1
 await "no line names the lost host" printed '^error: rank 1 (h1, process .* unreachable for'
 await "job $job is not queued again" is "$job" PENDING
@@ -116,7 +116,7 @@ equals 0 "$(trainers h0)"
 plug h1
 await "job $job has not completed" is "$job" COMPLETED
 equals "resumed: 1" "resumed: $(grep -c ' resume: at ' "$scratch/job.txt")"
-same_bytes 400 lost long
+same_bytes 1600 lost long
 
 # a rank that is killed ends the job with the trainer's code, and one line names it
 rm -f "$scratch/job.txt"
