@@ -1,6 +1,7 @@
 /*
 What packed documents leave of causal attention: counts over sequences in which the end-of-text token begins a
-document, of documents and of the pairs (query, key) of attention in its window, in all layers where these differ.
+document, of documents and of the pairs (query, key) of attention in its window, summed over the layers where
+windows differ.
 
     inputs      E a b E c E E d        E: end of text
     documents   1 1 1 2 2 3 4 4        4
@@ -29,7 +30,7 @@ typedef struct {
     struct {
         int64_t keys; // 0: all
         double layers;
-    } of[ATTENTION_WINDOWS];
+    } kinds[ATTENTION_WINDOWS];
 } AttentionWindows;
 
 // Pairs of causal attention over n tokens in a window of W keys, 0: without one.
@@ -41,7 +42,7 @@ static inline double attention_pairs(int64_t n, int64_t W) {
 static inline double attention_pairs_of_layers(int64_t n, const AttentionWindows* windows) {
     double pairs = 0;
     for (int i = 0; i < windows->count; i++)
-        pairs += windows->of[i].layers * attention_pairs(n, windows->of[i].keys);
+        pairs += windows->kinds[i].layers * attention_pairs(n, windows->kinds[i].keys);
     return pairs;
 }
 

@@ -166,7 +166,7 @@ static inline bool config_set_rope(Config* c, const char* path, const Json* j, E
         const char* key;
         double only;
     } fixed[] = {{"beta_fast", 32}, {"beta_slow", 1}, {"mscale", NAN}, {"mscale_all_dim", NAN}};
-    int node = json_get(j, 0, "rope_scaling"); // goes before, as in transformers, unless it is null or {}
+    int node = json_get(j, 0, "rope_scaling"); // wins, as in transformers, unless null or {}
     if (node < 0 || json_is_null(j, node) || (json_is(j, node, JSON_OBJECT) && json_count(j, node) == 0))
         node = json_get(j, 0, "rope_parameters");
     if (node < 0 || json_is_null(j, node)) return true;

@@ -43,9 +43,9 @@ static inline AttentionWindows model_windows(const Config* c) {
         const Config layer = config_layer(c, l);
         int i = 0;
         if (layer.mixer != MIXER_ATTENTION) continue;
-        while (i < windows.count && windows.of[i].keys != layer.window_size) i++;
-        if (i == windows.count) windows.of[windows.count++].keys = layer.window_size;
-        windows.of[i].layers++;
+        while (i < windows.count && windows.kinds[i].keys != layer.window_size) i++;
+        if (i == windows.count) windows.kinds[windows.count++].keys = layer.window_size;
+        windows.kinds[i].layers++;
     }
     return windows;
 }

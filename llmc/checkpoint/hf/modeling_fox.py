@@ -73,7 +73,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         rope_base=500000.0,
         use_rope=False,
         rope_parameters=None,           # as transformers': linear or yarn; None: plain
-        rope_scaling=None,              # its older name, which goes before
+        rope_scaling=None,              # its older name, which wins over it
         use_output_gate=False,
         ogate_act="sigmoid",
         use_output_norm=False,
