@@ -206,7 +206,7 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
                                              Error* err) {
     int shape = json_get(h, node, "shape"), offsets = json_get(h, node, "data_offsets");
     const char* dtype = json_string(h, json_get(h, node, "dtype"));
-    int64_t begin, end;
+    int64_t begin = -1, end = -1;
 
     if (!json_is(h, node, JSON_OBJECT)) return TENSOR_FAIL(t, err, "its description is not an object");
     if (!dtype) return TENSOR_FAIL(t, err, "'dtype' is missing or not a string");

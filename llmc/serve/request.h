@@ -64,7 +64,7 @@ static inline bool request_ids(const RequestReader* r, const Json* j, int node, 
                                TokenBuffer* ids, Error* err) {
     const int64_t V = r->run->config.vocab_size;
     for (int item = json_first(j, node); item >= 0; item = json_next(j, item)) {
-        int64_t id;
+        int64_t id = -1;
         if (!json_int64(j, item, &id))
             return fail(err, "\"%s\": a list of token ids has another value", name);
         if (id < 0 || id >= V)

@@ -128,7 +128,7 @@ static inline ncclResult_t fake_nccl_collective(ncclComm_t c, const char* in, ch
                                                 ncclDataType_t type, int only, cudaStream_t stream) {
     bool ok = cudaStreamSynchronize(stream) == cudaSuccess;
     for (size_t at = 0; at < bytes && ok; at += FAKE_NCCL_SLOT) {
-        const size_t n = bytes - at < FAKE_NCCL_SLOT ? bytes - at : FAKE_NCCL_SLOT;
+        const size_t n = bytes - at < FAKE_NCCL_SLOT ? bytes - at : (size_t)FAKE_NCCL_SLOT;
         char* mine = c->slots + (size_t)c->rank * FAKE_NCCL_SLOT;
         ok = cudaMemcpyAsync(mine, in + at, n, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
              cudaStreamSynchronize(stream) == cudaSuccess;
