@@ -128,8 +128,8 @@ static void compare_pass(const Model* model, const PassResult* pass, const Expec
             of_mixer && model->table.by_layer[p->layer].config.mixer == MIXER_GATED_DELTANET &&
             (p->kind == P_DELTANET_B_PROJ || p->kind == P_DELTANET_Q_CONV || p->kind == P_DELTANET_K_CONV);
         if (p->trainable)
-            compare(name, of_mixer ? p->kind >= P_FIRST_OF(MIXER_ATTENTION + 1) : recurrent,
-                    gated ? Q_GATED + p->kind : p->kind, p->name, got, e->grads.data() + p->offset, p->count,
+            compare(name, recurrent, gated ? Q_GATED + p->kind : p->kind, p->name, got,
+                    e->grads.data() + p->offset, p->count,
                     gradient_cancels(model, p->kind) ? 10 * least : least);
         else
             for (int64_t i = 0; i < p->count; i++) CHECK(got[i] == 0, "%s: %s has a gradient", name, p->name);

@@ -35,10 +35,11 @@ static void check_wall(const char* spec, int64_t T, int64_t wall) {
     // Sums of log gates of all tokens before round otherwise, and without QK norm pruning depends on all
     // tokens.
     const bool exact = wall % ATTENTION_FIRST_QUERY == 0 && !config_has_gate(&model.config);
-    CHECK(most <= (exact ? 0 : 5e-2),
-          "%s, T %lld: losses behind the wall at %lld change "
-          "by up to %g",
-          spec, (long long)T, (long long)wall, most);
+    // Each layer passes on what rounds otherwise: an H200 has up to 2.0e-2 with two layers and 5.5e-2 with six;
+    // without walls 1.8 to 3.0.
+    const double limit = exact ? 0 : 2e-2 * (double)model.config.num_hidden_layers;
+    CHECK(most <= limit, "%s, T %lld: losses behind the wall at %lld change by up to %g, more than %g", spec,
+          (long long)T, (long long)wall, most, limit);
     model_free(&model);
     cpu::model_free(&reference);
 }
