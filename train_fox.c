@@ -20,12 +20,12 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/adamw.h"                   // defines: global_squares, clip_scale, adamw_update
 #include "llmc/cpu/core_time.h"               // defines: CoreTime, core_time_now, CoreWatch
 #include "llmc/cpu/layer.h"            // defines: Layer, Mixer, MIXER_ACTS, Norm, layer_linear, rmsnorm_*
-#include "llmc/cpu/matmul.h"           // defines: Linear, linear_*, matmul, rows_of, transpose_of
+#include "llmc/cpu/matmul.h"           // defines: Linear, linear_*, matmul_serial, rows_of, transpose_of
 #include "llmc/cpu/memory.h"           // defines: memory_left
 #include "llmc/cpu/threads.h"          // defines: threads_start
 #include "llmc/cpu/vector.h"           // defines: real, dot, sigmoid, exp_real, rope_*, norm_*
 #include "llmc/exchange/cpu.h"         // defines: exchange_sum, exchange_reduce_scatter, exchange_all_gather
-#include "llmc/inference/cpu/extend.h" // defines: Cache, cache_*, paged_attention
+#include "llmc/inference/cpu/extend.h" // defines: cache_*; includes Cache, paged_attention
 #include "llmc/model/rotation.h"       // defines: config_rotation, config_rope_gain
 #ifndef __CUDACC__
 #pragma GCC push_options
@@ -318,8 +318,8 @@ static void attention_forward(const AttentionForward* a, const HeadShape* s) {
 // part, or all.
 enum { OF_QUERIES = 1, OF_KEYS = 2 };
 
-// One tile of queries from i0 and keys from j0 on. The first to reach the keys' tile is the one on the
-// diagonal of the first head that reads them. key_sums [TILE] gets sums over ds of the keys.
+// Queries from i0 and keys from j0 on. The first tile that reaches these keys, on the diagonal of the first
+// head that reads them, writes dk and dv; later ones add. key_sums [TILE] += sums of ds over the queries.
 static void attention_backward_tile(const AttentionBackward* a, const HeadShape* s, int64_t head, int64_t i0,
                                     int64_t j0, int parts, double* key_sums) {
     static _Thread_local real p[TILE * TILE], ds[TILE * TILE];
@@ -539,7 +539,7 @@ static HeadShape attention_shape_of(const Layer* layer) {
     return s;
 }
 
-// Describes how q, k and v get from proj to attention.
+// Fills the three paths: how q, k and v get from proj to attention.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ParamTable* table = layer->table;
     memset(paths, 0, 3 * sizeof paths[0]);

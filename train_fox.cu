@@ -46,7 +46,7 @@ masters, moments and weights stay, and the run ends.
 #include "llmc/model/gpu_models.h"              // defines: gpu_check_model
 #include "llmc/model/rotation.h"                // defines: config_rotation, config_rope_gain
 #include "llmc/plan/plan.h"                     // defines: GpuPlan, plan_*
-#include "llmc/sequence/mixer.cuh"              // defines: SequenceMixer, sequence_*, assignment_*
+#include "llmc/sequence/mixer.cuh"              // defines: sequence_*; includes SequenceMixer, assignment_*
 #include "llmc/train/main.h"                    // defines: run_main; includes Config, ParamTable, Run
 
 #include <algorithm>
@@ -87,7 +87,7 @@ static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
 
 // Called once after allocation: fills tensors that passes only read.
 static void heads_init(const Layer* layer, const HeadShape* s) {
-    if (config_uses_rope(layer->config)) // a layer behind may, where the first does not
+    if (config_uses_rope(layer->config)) // does any layer? this is called for the first alone
         rope_angles(head_acts(layer).angles, s->T, s->dh, config_rotation(layer->config), layer->stream);
 }
 static void attention_init(const Layer* layer) {
@@ -174,7 +174,7 @@ static void heads_backward(const Layer* layer, const AttentionHeads* heads, bf16
                                    .scratch = layer->scratch};
     bf16* dgate = heads->gate < 0 ? NULL : dproj + heads->gate;
     const bf16* gate = heads->gate < 0 ? NULL : proj + heads->gate;
-    SideStream* side = a.dcum_logf ? heads->gate_stream : NULL; // gates beside q, k and v
+    SideStream* side = a.dcum_logf ? heads->gate_stream : NULL; // gates' gradients beside those of q, k and v
 
     if (layer->recompute_qkv) qkv_forward(paths, NULL, proj, a.angles, shape, layer->stream);
     if (attention.bounds && attention_computes_bounds(layer))
@@ -307,7 +307,7 @@ typedef struct Model {
     Exchange* exchange;     // with other ranks; NULL: alone
     SequenceMixer sequence; // where ranks share sequences
     int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
-    bool weights_in_flight; // new weights are not all here: to be awaited, and copied to FP8, by a pass
+    bool weights_in_flight; // new weights, which the next pass must await and copy to FP8
     bool with_fp8;          // trains with --fp8
     Fp8State* fp8;          // NULL: all GEMMs in bf16
     ParamChunks chunks;     // the update's work list
@@ -847,8 +847,8 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 // ----------------------------------------------------------------------------
 // inference (llmc/inference/cuda)
 
-// A cache for decoding with the weights as they are now: if it drops pages, these bound its scores, so that
-// new weights need a new cache.
+// A cache for decoding with the weights as they are now. If it drops pages, the weights bound its scores: new
+// weights need a new cache.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);

@@ -7,7 +7,7 @@ A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 b
 chunks permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two
 panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 
-Callers: attention's sm90 kernels (attention/sm90.cuh), baselines/shared/panels.cuh, cluster.cuh.
+Callers: attention's kernels for Hopper (attention/sm90_*.cuh), baselines/shared/panels.cuh, cluster.cuh.
 */
 #pragma once
 

@@ -16,7 +16,7 @@ and of head H of the model's layer L
 
     L.H.cum_logf      [T]       running sum of log f; 0 without a gate
     L.H.largest       [Q]       the largest attention of each row,
-    L.H.key           [Q]       and its key: the whole of what is above 0.5
+    L.H.key           [Q]       and its key: no other key of the row has more than 0.5
     L.H.attention     [Q, T]    softmax(q k^T / sqrt(dh) + log F), of the heads with the shortest and the
                                 longest half-life; where T <= MAPS_ROWS
 

@@ -3,7 +3,7 @@ Exchange of gradients and weights between the CPU trainer's ranks, as exchange.c
 bucket (shard.h), but after the passes, not overlapped with them: through MPI where mpirun has started the
 ranks, else through their connections (world.h), over rank 0.
 
-    grads, params    float or double [num_params] (element_bytes 4 or 8), flat buffers
+    grads, params    float or double [table.count] (element_bytes 4 or 8), flat buffers
 
 All functions are collective and give the same bits in every run with the same number of ranks and the same
 start; those of two ranks are the same either way. An error of MPI ends the program with a message. Called by

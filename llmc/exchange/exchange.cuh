@@ -2,13 +2,14 @@
 Exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own that
 overlaps the passes. Each rank has one part of every bucket (shard.h).
 
-    passes of a step     forward 0 .. L, loss, backward L .. 0, and the next step's forward 0 .. L
+    passes of a step     forward 0 .. n, loss, backward n .. 0, and the next step's forward 0 .. n
                             bucket b complete |                    ^ wait for bucket b
     this stream                               reduce-scatter b  all-gather b
     update                                         norm, AdamW of the rank's part of b
 
-    gradients    fp32 [num_params]    reduced in place: the rank's part of a bucket becomes the sum over ranks
-    weights      bf16 [num_params]    gathered in place, with those that kernels also read in fp32
+    buckets      0: embedding; 1 to L: layers; n = L + 1: final norm and lm_head
+    gradients    fp32 [table.count]   reduced in place: the rank's part of a bucket becomes the sum over ranks
+    weights      bf16 [table.count]   gathered in place, with those that kernels also read in fp32
 
 Invariants, each with the line that keeps it:
 

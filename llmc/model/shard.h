@@ -10,7 +10,7 @@ bucket is cut into `size` equal parts, and rank r owns part r of every bucket:
 
     shard of rank 1                 | part 0| part 1  | part 2|          a buffer of count / size elements
 
-A shard is contiguous: part b begins at element bucket_begin / size of it. One rank alone owns everything, and
+A shard is contiguous: part b begins at its element buckets[b] / size. One rank alone owns everything, and
 its shard is the flat buffer. A tensor is in one bucket, so a rank owns at most one range of it, which is
 contiguous in the tensor and in the shard:
 

@@ -6,8 +6,8 @@ Order of the calls:
     print_plan                                                    --dry-run
     open -> upload (weights) -> ... -> close                      else, where ... is one of
 
-    training    per step: begin_step, (load_batch, add_gradients) x grad_accum_steps, update, and finish_step
-                of the oldest step in flight. Where due: download to save, as --eval to validate, as
+    training    per step: begin_step, (load_batch, add_gradients) x n, update, and finish_step of the oldest
+                step in flight. Where due: download to save, as --eval to validate, as
                 --requests to evaluate, and as --generate to sample
     --eval      (load_batch, queue_losses) x n, and finish_losses of the oldest batch in flight;
                 pruning_counts
@@ -16,8 +16,8 @@ Order of the calls:
     --maps      visit_heads
     --generate, --requests  cache_new, extend for every pass, cache_free (llmc/serve/engine.h)
 
-With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
-differ in grad_accum_steps, and a step ends with the sums over all of them.
+With several ranks open, upload and update are collective: every rank calls them, in the same order. n, the
+rank's micro-batches of a step, may differ from rank to rank; a step ends with the sums over all ranks.
 
 B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step, or of a batch of
 --eval, is queued, and finish_step or finish_losses waits for it when N more are queued: the device never

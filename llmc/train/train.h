@@ -3,7 +3,7 @@ The training of both trainers: the loop, validation, evaluation, samples, checkp
 
 A step of the loop, for a trainer with one step in flight:
 
-    queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
+    queue step s    begin_step, (load_batch, add_gradients) for each of the rank's micro-batches, update
     log step s - 1  finish_step; dies if the step is not valid (step_is_valid), where update changed nothing
     where due       log step s too, then begin to save, validate, evaluate and sample, in this order
 

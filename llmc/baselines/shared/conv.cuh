@@ -13,9 +13,9 @@ or scaling of its output:
     weight, bias    bf16 [C, 4] and [C]; their gradients float
 
 Inputs before the first token are zeros, or in an extension those of the previous tokens (extend.cuh); with
-packed documents (doc_start) those before a token's document are. Only x
-is kept: the backward pass recomputes z, s and the heads' norms. Pointers are aligned to 16 bytes; C and
-row_stride are multiples of 8, dh is a power of two from 8 to 128.
+packed documents (doc_start) those before a token's document are zeros. Only x is kept: the backward pass
+recomputes z, s and the heads' norms. Pointers are aligned to 16 bytes; C and row_stride are multiples of 8,
+dh is a power of two from 8 to 128.
 
 A thread block is one warp, which has 256 (forward) or 128 (backward, conv_backward.cuh) adjacent channels of
 a segment of a sequence. It iterates over tiles of a few tokens, with the copies of the next tile to shared
