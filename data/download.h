@@ -2,9 +2,9 @@
 Verified HTTP downloads for data/longcrawl64.c, in several threads: one Downloader per thread, one Stop for
 all.
 
-A download succeeds if the status is 200, the body has the announced length, its size and SHA-256 are those
-that Hugging Face gives for large files (headers X-Linked-Size and X-Linked-Etag of the redirect to its
-storage), and the caller's check accepts it. Temporary errors (timeouts, resets, HTTP 5xx, damaged data) are
+A download succeeds if the status is 200, the body has the announced length, and the caller's check accepts
+it. For large files Hugging Face also gives size and SHA-256, which must agree (headers X-Linked-Size and
+X-Linked-Etag of the redirect to its storage). Temporary errors (timeouts, resets, HTTP 5xx, damaged data) are
 retried with exponential backoff; permanent ones (such as HTTP 404) fail at once. A redirect from https to
 another protocol is not followed, nor one from http to anything but http and https.
 */

@@ -337,8 +337,8 @@ static inline bool file_is_at(int fd, const char* path) {
 }
 
 // Protects files from closed standard streams; called once at the start of a program. If descriptor 0, 1 or 2
-// is closed, the next opened file would get its number and receive printed text, so /dev/null is opened there
-// instead, in the direction that makes reading from 0, or writing to 1 or 2, an error as before. SIGPIPE is
+// is closed, the next opened file would get its number and receive printed text. So /dev/null is opened there,
+// for writing as 0 and for reading as 1 and 2: using these stays an error. SIGPIPE is
 // ignored: writing to a pipe without a reader is an error, and does not end the process. Threads, also those
 // of OpenMP, would have a stack as small as `ulimit -s`: they get THREAD_STACK_BYTES at least, of which
 // unused pages take no memory.

@@ -127,7 +127,7 @@ static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
 
 // Times n candidates on the operands, with an output of its own where the GEMM adds to d, and returns the
 // index of the fastest. Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise
-// rarely decides, or if there is no memory for the second output, of which the first time warns.
+// rarely decides. Without memory for the second output it returns 0 too, and warns the first time.
 static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* candidates,
                                  int n, MatmulOperands x) {
     void* output = x.d;

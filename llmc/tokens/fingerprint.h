@@ -1,11 +1,11 @@
 /*
 A fingerprint of a dataset: a hash by which a resumed run notices that its data is not what it was trained on.
 
-It covers the number of sequences, the header fields of every shard in order, with the checksums of its
-blocks, of a mixture the parts' shares and sizes, and FINGERPRINT_SAMPLES blocks of FINGERPRINT_BLOCK bytes,
-which begin at equal distances in the tokens of all shards, one behind the other. A dataset that is not larger
-than these blocks is covered completely. Names are not: a folder may be moved. Where shards have no checksums,
-a changed token outside the samples is not noticed.
+It covers the number of sequences; the header fields of every shard, in order, with the checksums of its
+blocks; of a mixture the parts' shares and sizes; and FINGERPRINT_SAMPLES blocks of FINGERPRINT_BLOCK bytes,
+at equal distances in the tokens of all shards. A dataset that is not larger than these blocks is covered
+completely. Names are not covered: a folder may be moved. Where shards have no checksums, a changed token
+outside the samples is not noticed.
 
 Recorded in a checkpoint's trainer.json.
 */

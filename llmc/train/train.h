@@ -194,9 +194,9 @@ static inline void training_save(Training* t) {
     t->saving_waited = seconds_now() - start;
 }
 
-// Collective: measures the loss on the first val_sequences held-out sequences, each rank on its share, and
-// logs it as a validation, at the end of the run also by position, or as part of an evaluation, for which
-// rank 0 also answers requests. A signal ends it, with nothing logged.
+// Collective: measures the loss on the first val_sequences held-out sequences, each rank on its share. Logs it
+// as a validation, at the end of the run also by position, as part of an evaluation, or as both; of an
+// evaluation rank 0 also answers the requests. A signal ends it, with nothing logged.
 static inline void training_measure(Training* t, bool validates, bool evaluates) {
     const Run* run = t->run;
     const int64_t T = run->options.seq_len;

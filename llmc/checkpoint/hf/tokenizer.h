@@ -1,9 +1,9 @@
 /*
 The tokenizer of a checkpoint folder: tokenizer.json and tokenizer_config.json, which AutoTokenizer opens.
 
-It is read once, at the start of a run (hf_tokenizer_find), from beside the first data shard, or else from the
-folder that the run starts from, and kept as text that gives the ids of training. Called on rank 0, by data.h
-and generate.h.
+It is read once, at the start of a run (hf_tokenizer_find): the file beside the first data shard, or else that
+of the folder from which the run starts. It is kept as text that gives the ids of training. Called on rank 0,
+by data.h and generate.h.
 */
 #pragma once
 
