@@ -226,9 +226,11 @@ static void test_pass(const Model& m, const vector<int64_t>& lengths, const vect
         test_alone(several, single, in, i, t[i], &y[row * (size_t)m.d()]);
 }
 
-// A sequence that shares its beginning: slot 1 is a fork of slot 0, and both go on as if they were alone.
-static void test_fork(const Model& m, int64_t length, int64_t t) {
-    snprintf(test_case, sizeof test_case, "%s; fork at %lld", m.name(), (long long)length);
+// A sequence that shares its beginning: slot 1 is a fork of slot 0, and both go on as if they were alone. One of them
+// gets copies of the partial pages: the fork, or slot 0, which the last child of a prompt takes over.
+static void test_fork(const Model& m, int64_t length, int64_t t, int copied) {
+    snprintf(test_case, sizeof test_case, "%s; fork at %lld, copies for slot %d", m.name(), (long long)length,
+             copied);
     Sequences in(m, {length + t, length + t});
     std::copy_n(in.rows[0].begin(), length * m.row_stride(), in.rows[1].begin());
     uint64_t weights_seed = seed;
@@ -239,16 +241,31 @@ static void test_fork(const Model& m, int64_t length, int64_t t) {
     device_cache_fork(&shared.c, 0, 1, 0);
     for (int64_t h = 0; h < m.NH; h++)
         for (int64_t column = 0; column < ceil_div<int64_t>(length, PAGE_TOKENS); column++) {
-            shared.entry(1, h, column) = shared.entry(0, h, column);
+            const int32_t page = shared.entry(0, h, column);
+            shared.entry(1, h, column) = page;
             if ((column + 1) * PAGE_TOKENS <= length) continue;
-            shared.entry(1, h, column) = shared.free_pages.back();
+            shared.entry(copied, h, column) = shared.free_pages.back();
             shared.free_pages.pop_back();
-            pages_copy(&shared.c.pages, shared.entry(0, h, column), shared.entry(1, h, column), 0);
+            device_cache_copy_page(&shared.c, page, shared.entry(copied, h, column), 0);
         }
     shared.lengths[1] = length;
     Buffer<bf16> proj(in.rows_of({length, length}, {t, t}));
     CHECK(same_bits(shared.pass({0, 1}, {t, t}, proj), apart.pass({0, 1}, {t, t}, proj)),
           "%s: sequences that share pages differ from sequences apart", test_case);
+}
+
+// The partial results for which a pass is planned are at least those of each layer, also of one with a narrower window.
+static void test_partials(void) {
+    for (int64_t widest : {0, 100, 2048, 4000, 20000})
+        for (int64_t window : {1, 64, 100, 1000, 1536, 2000, 3072, 3900, 4000, 10000, 20000})
+            for (int64_t position = 0; position < 40000 && (!widest || window <= widest); position += 16) {
+                const int pages = (int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position);
+                const int64_t planned = extend_partials(widest, window != widest, position);
+                CHECK(extend_num_partitions(pages) <= planned,
+                      "window %lld of at most %lld, position %lld: %d > %lld", (long long)window,
+                      (long long)widest, (long long)position, extend_num_partitions(pages),
+                      (long long)planned);
+            }
 }
 
 // Forgotten pages are counted by the bound and the window, and are not read: their contents become NaN.
@@ -355,6 +372,7 @@ static void test_first_query(int64_t T, int64_t first, int64_t dh, bool gate, in
 
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
+    test_partials();
     for (int64_t dh : {64, 128}) {
         const Model models[] = {{3, dh, GATE, true, false, -2},     {2, dh, GATE_BIAS_ONLY, false, true, 1},
                                 {2, dh, NO_GATE, true, true, 0},    {2, dh, GATE, false, false, -30},
@@ -383,8 +401,8 @@ int main(int argc, char** argv) {
                 test_pass(m, many, ones, true);
             }
         }
-        test_fork(models[0], 200, 3);
-        test_fork(models[1], 128, 2);
+        for (int copied : {1, 0}) test_fork(models[0], 200, 3, copied);
+        test_fork(models[1], 128, 2, 1);
         test_forgotten({2, dh, GATE, true, false, -1}, 700, 3);
         test_forgotten_by_fork({2, dh, GATE, true, false, 2}, 700);
         test_forgotten_by_fork({2, dh, GATE, true, false, 8, 65}, 700);

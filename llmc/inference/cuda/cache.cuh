@@ -53,6 +53,7 @@ typedef struct {
     int64_t max_entries;
     int64_t* held; // [slots] tokens after the slot's last pass
     bool* stale;   // [slots] the device's page table lacks columns before those
+    bool copied;   // pages, since the last pass
 } DeviceCache;
 
 // ----------------------------------------------------------------------------
@@ -213,14 +214,16 @@ __global__ static void __launch_bounds__(256)
     if (i < n) table[entries[i].index] = entries[i].page;
 }
 
-// Copies what is new in the page table: the columns that this pass appends to, or all of a slot.
+// Copies what is new in the page table: the columns that this pass appends to, or all of a slot. Where pages have
+// been copied, a slot's partial page may be another one now: a slot that its last child took over is not stale.
 static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaStream_t stream) {
     int64_t heads = pages_heads(c->pages), width = c->pages.table_width, n = 0;
     if (heads == 0) return;
     for (int64_t i = 0; i < e->sequences; i++) {
         int64_t slot = e->slots[i], length = e->lengths[i],
                 end = length + e->begins[i + 1] - e->begins[i] + e->steps - 1;
-        int64_t first = ceil_div<int64_t>(length, PAGE_TOKENS), last = ceil_div<int64_t>(end, PAGE_TOKENS);
+        int64_t first = (length + (c->copied ? 0 : PAGE_TOKENS - 1)) / PAGE_TOKENS,
+                last = ceil_div<int64_t>(end, PAGE_TOKENS);
         const int32_t* from = e->pages + slot * heads * width;
         if (length > 0 && (c->stale[slot] || c->held[slot] != length))
             CUDA_CHECK(cudaMemcpyAsync(c->pages.table + slot * heads * width, from,
@@ -234,6 +237,7 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
         c->held[slot] = end;
         c->stale[slot] = false;
     }
+    c->copied = false;
     assert(n <= c->max_entries);
     if (n == 0) return;
     CUDA_CHECK(cudaMemcpyAsync(c->device_entries, c->host_entries, (size_t)n * sizeof(TableEntry),
@@ -256,7 +260,8 @@ static inline int64_t device_cache_needs(const DeviceCache* c, const Extension* 
     int64_t partials = 0;
     for (int64_t i = 0; i < e->sequences; i++)
         for (int64_t row = e->begins[i]; row < e->begins[i + 1] && device_cache_tiled(e, i, long_rows); row++)
-            partials += c->model.NH * extend_partials(c->model.window, e->lengths[i] + row - e->begins[i]);
+            partials += c->model.NH * extend_partials(c->model.window, c->model.own_windows,
+                                                      e->lengths[i] + row - e->begins[i]);
     return partials;
 }
 
@@ -382,6 +387,12 @@ static inline void device_cache_fork(DeviceCache* c, int64_t from, int64_t to, c
     pages_copy_slot(&c->pages, from, to, stream);
     c->held[to] = c->held[from];
     c->stale[to] = true;
+}
+
+// Page `to`, which a slot of the next pass has instead of page `from`, becomes a copy of it.
+static inline void device_cache_copy_page(DeviceCache* c, int32_t from, int32_t to, cudaStream_t stream) {
+    pages_copy(&c->pages, from, to, stream);
+    c->copied = true;
 }
 
 // forgotten [slots, heads]: pages at the beginning of each head that no later row needs, of all slots that

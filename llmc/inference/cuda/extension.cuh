@@ -39,10 +39,17 @@ static inline void cache_states(Activations states[NUM_MIXERS], int64_t layers[N
     }
 }
 
-// Bytes of a cache on the device.
+// Dies where the kernels of inference lack the model's head size: cuDNN trains others, too.
+static inline void cache_check_model(const CacheModel* model) {
+    if (model->layers && model->dh != 64 && model->dh != 128)
+        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)model->dh);
+}
+
+// Bytes of a cache on the device. Dies as cache_check_model.
 static inline int64_t cache_bytes(const Config* c, const ParamTable* params, const Mixer* const* mixers,
                                   const CacheSizes* sizes) {
     CacheModel model = attention_cache_model(c);
+    cache_check_model(&model);
     Activations table = extend_activations(c, params, sizes), states[NUM_MIXERS] = {};
     int64_t layers[NUM_MIXERS] = {};
     cache_states(states, layers, c, params, mixers, sizes);
@@ -95,8 +102,7 @@ static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
 static inline Cache* cache_allocate(const Config* c, const Layer* layer, const Mixer* const* mixers,
                                     const CacheSizes* sizes) {
     CacheModel model = attention_cache_model(c);
-    if (model.layers && model.dh != 64 && model.dh != 128)
-        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)model.dh);
+    cache_check_model(&model);
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     bool all = device_cache_new(&cache->device, &model, sizes);
     if (all) {
@@ -239,7 +245,7 @@ static inline void cache_fork(Cache* cache, int64_t from, int64_t to) {
 }
 
 static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
-    pages_copy(&cache->device.pages, from, to, cache->layer.stream);
+    device_cache_copy_page(&cache->device, from, to, cache->layer.stream);
 }
 
 // first [slots, heads]: pages at the beginning of each head that no later row needs.

@@ -28,9 +28,12 @@ __host__ __device__ static inline int extend_num_partitions(int pages) {
     return (pages + extend_partition_pages(pages) - 1) / extend_partition_pages(pages);
 }
 
-// Number of partial results that a row at `position` has at most, for one head
-static inline int64_t extend_partials(int64_t window, int64_t position) {
-    return extend_num_partitions((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
+// Number of partial results that a row at `position` has at most, for one head: in a layer of this window, and with
+// `narrower` in those with narrower ones. Fewer pages may have more partitions: 32 have 16, 33 have 9.
+static inline int64_t extend_partials(int64_t window, bool narrower, int64_t position) {
+    const int pages = (int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position);
+    const int partials = extend_num_partitions(pages), most = extend_num_partitions(pages < 32 ? pages : 32);
+    return narrower && most > partials ? most : partials;
 }
 
 // One tile, head and partition: pages first, .., first + count - 1 of the head
