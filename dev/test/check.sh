@@ -113,6 +113,16 @@ near() {
     check "losses of $2 and $3" "$python" dev/test/trainer/ranks.py losses "$scratch/$2/log.jsonl" "$scratch/$3/log.jsonl" "$1"
 }
 
+# agree STEP OUT OUT TOLERANCE: both runs have the same weights at a step, and losses up to it, but for rounding, in the same
+# place of the data
+agree() {
+    local ranks=("${python:-python3}" dev/test/trainer/ranks.py) first second
+    first=$(step "$2" $1) second=$(step "$3" $1)
+    check "weights of $2" "${ranks[@]}" close "$first" "$second" $4
+    check "losses of $2" "${ranks[@]}" losses "${first%/*}/log.jsonl" "${second%/*}/log.jsonl" $4
+    equals "$("${ranks[@]}" record "$second")" "$("${ranks[@]}" record "$first")"
+}
+
 # each_trainer PART...: calls the functions with $trainer ./train_fox and then the one with sanitizers, or with TRAIN_FOX alone,
 # in an empty $scratch but for its files, and reports
 each_trainer() {

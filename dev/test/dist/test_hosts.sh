@@ -14,7 +14,6 @@ unshare --time true 2>/dev/null || skip "uptimes that differ: unshare has no --t
 command -v mpirun >/dev/null || { fail "mpirun is missing: scripts/setup.sh test"; report; }
 make_repository
 
-ranks() { python3 dev/test/trainer/ranks.py "$@"; }
 # run HOSTS STEPS OUT OPTION...: on h0
 run() {
     HOSTS=$1 IFNAME=${IFNAME-eth0} on h0 env -C "$repository" timeout $patience scripts/multi_node_mpirun.sh $options \
@@ -23,11 +22,6 @@ run() {
 # alone STEPS OUT OPTION...: one process
 alone() {
     PREPARED=yes on h0 env -C "$repository" scripts/longcrawl64.sh $options --max-tokens $(($1 * 192)) --out "out/$2" "${@:3}"
-}
-agree() { # STEP OUT OUT TOLERANCE: but for rounding, in the same place of the data
-    check "weights of $2" ranks close "$(step $2 $1)" "$(step $3 $1)" $4
-    check "losses of $2" ranks losses "$repository/out/$2/log.jsonl" "$repository/out/$3/log.jsonl" $4
-    equals "$(ranks record "$(step $3 $1)")" "$(ranks record "$(step $2 $1)")"
 }
 
 # one_line TEXT: all that our programs wrote to stderr

@@ -47,13 +47,6 @@ run() { $(start $1) $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 1
 resume() { $(start $1) $trainer --resume --out "${@:2}"; }
 newest() { checkpoints "$1" 2>/dev/null | awk '{ print $NF + 0 }'; }
 
-# agree STEPS OUT OUT TOLERANCE: but for rounding, in the same place of the data
-agree() {
-    check "weights of $2" ranks close "$(step "$2" $1)" "$(step "$3" $1)" $4
-    check "losses of $2" ranks losses "$2/log.jsonl" "$3/log.jsonl" $4
-    equals "$(ranks record "$(step "$3" $1)")" "$(ranks record "$(step "$2" $1)")"
-}
-
 # one_line TEXT [FILE]: in all, our programs' stderr was this error
 one_line() {
     own "$scratch/${2:-stderr}" >"$scratch/own"
