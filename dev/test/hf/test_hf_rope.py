@@ -72,6 +72,8 @@ def check_objects():
              "both keys": dict(rope_parameters=yarn, rope_scaling=dict(rope_type="linear", factor=2.0)),
              "an empty one": dict(rope_parameters=dict(rope_type="linear", factor=2.0), rope_scaling={}),
              "no type": dict(rope_parameters=dict(rope_theta=500000.0)),
+             "another theta": dict(rope_parameters=dict(rope_theta=20000.0)),
+             "a scaled one": dict(rope_scaling=dict(rope_type="linear", factor=2.0, rope_theta=20000.0)),
              "an old type": dict(rope_scaling=dict(type="linear", factor=2.0))}
     errors = {}
     for name, keys in cases.items():

@@ -70,7 +70,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         max_position_embeddings=None,
         initializer_range=0.02,
         norm_eps=1e-6,
-        rope_base=500000.0,
+        rope_base=None,                 # None: rope_theta of rope_parameters, or 500000
         use_rope=False,
         rope_parameters=None,           # as transformers': linear or yarn; None: plain
         rope_scaling=None,              # its older name, which wins over it
@@ -104,7 +104,8 @@ class ForgettingTransformerConfig(PretrainedConfig):
             self.max_position_embeddings = max_position_embeddings
         self.initializer_range = initializer_range
         self.norm_eps = norm_eps
-        self.rope_base = rope_base
+        rope_parameters = rope_scaling or rope_parameters
+        self.rope_base = rope_base or (rope_parameters or {}).get("rope_theta") or 500000.0
         self.use_rope = use_rope
         self.use_output_gate = use_output_gate
         self.ogate_act = ogate_act
@@ -132,9 +133,8 @@ class ForgettingTransformerConfig(PretrainedConfig):
         if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads={num_kv_heads!r} does not divide num_heads {num_heads}")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
-        rope_parameters = rope_scaling or rope_parameters
         if rope_parameters:  # afterwards: transformers 5 would look for a max_position_embeddings
-            self.rope_parameters = checked_rotations(rope_parameters, rope_base, max_position_embeddings)
+            self.rope_parameters = checked_rotations(rope_parameters, self.rope_base, max_position_embeddings)
 
     def _validate_yarn_rope_parameters(self, *_, **__):
         """Replaces that of transformers 5, which looks for a max_position_embeddings."""
