@@ -14,7 +14,7 @@ static inline bool safetensors_read(const SafeTensor* t, void* out, int element_
 // removes the file. To replace a file safely, write a temporary name and rename it.
 static inline bool safetensors_write(const char* path, SafeTensor* tensors, int count, Error* err) {
     size_t header_bytes = 0;
-    char* header = safetensors_header(path, tensors, count, &header_bytes, err);
+    char* header = safetensors_header(path, tensors, count, NULL, &header_bytes, err);
     if (!header) return false;
     FILE* f = fopen(path, "wb");
     bool ok = f || fail(err, "%s: cannot create: %s", path, strerror(errno));

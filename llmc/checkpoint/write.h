@@ -82,7 +82,7 @@ static inline bool checkpoint_writer_file(WriterFile* f, const char* folder, int
     snprintf(name, sizeof name, "%s.safetensors", checkpoint_file_names[file]);
     path_join(f->path, folder, name);
     f->tensors = checkpoint_file(table, file, element_bytes);
-    f->header = safetensors_header(f->path, f->tensors.tensors, f->tensors.count, &header_bytes, err);
+    f->header = safetensors_header(f->path, f->tensors.tensors, f->tensors.count, NULL, &header_bytes, err);
     f->bytes = f->header_bytes = (int64_t)header_bytes;
     for (int i = 0; i < f->tensors.count; i++) f->bytes += (int64_t)f->tensors.tensors[i].bytes;
     f->num_blocks = checksum_blocks(f->bytes, CHECKSUM_BLOCK_BYTES);

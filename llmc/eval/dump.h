@@ -63,7 +63,7 @@ static inline void dump_run(Dump* d, const Trainer* trainer, Model* model, const
         const char* grad = (const char*)grads + p->offset * element_bytes;
         if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
     }
-    result_put_tensors(&d->file, tensors, count);
+    result_put_tensors(&d->file, tensors, count, NULL);
 
     double loss = 0;
     for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);

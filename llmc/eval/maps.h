@@ -20,6 +20,9 @@ and of head H of the model's layer L
     L.H.attention     [Q, T]    softmax(q k^T / sqrt(dh) + log F), of the heads with the shortest and the
                                 longest half-life; where T <= MAPS_ROWS
 
+Its metadata has "checkpoint", which is --init, and where they were given "set", the texts of --set as a list
+in JSON.
+
 The trainer computes q, k and cum_logf of all layers in a forward pass; the rest is done here in double, in
 tiles of queries and keys, from a layer's tensors on the host.
 
@@ -312,7 +315,7 @@ static inline int maps_put_head(SafeTensor* to, char names[3][64], const Maps* m
     return 3;
 }
 
-static inline void maps_write(Maps* m) {
+static inline void maps_write(Maps* m, const Run* run) {
     const int64_t heads = m->L * m->NH, of_heads[] = {m->L, m->NH}, of_matrix[] = {m->Q, m->T};
     const struct {
         const char* name;
@@ -336,7 +339,14 @@ static inline void maps_write(Maps* m) {
                  (long long)(m->shown[i] % m->NH));
         tensors[count++] = safetensors_tensor(names[named++], SAFETENSORS_F32, 2, of_matrix, m->matrices[i]);
     }
-    result_put_tensors(&m->file, tensors, count);
+    const CliList* list = &run->options.set;
+    JsonWriter set = json_writer(0);
+    json_begin_array(&set, NULL);
+    for (int i = 0; i < list->count; i++) json_put_string(&set, NULL, list->items[i]);
+    json_end(&set);
+    const char* metadata[] = {"checkpoint", run->options.init, list->count ? "set" : NULL, set.text, NULL};
+    result_put_tensors(&m->file, tensors, count, metadata);
+    json_writer_free(&set);
     free(tensors);
     free(names);
 }
@@ -390,7 +400,7 @@ static inline void maps_run(Maps* m, const Trainer* trainer, Model* model, const
         if (!isfinite(m->effective_window[i]))
             die("--init %s: the attention of layer %d, head %lld is not finite: the weights are damaged",
                 run->options.init, m->layers[i / m->NH], (long long)(i % m->NH));
-    maps_write(m);
+    maps_write(m, run);
     printf("%s: %s on %s; draw them with scripts/eval/maps.py\n", run->options.maps,
            counted(m->L * m->NH, "head").text, counted(m->T, "token").text);
     maps_free(m);

@@ -119,11 +119,12 @@ static inline void result_put_json(ResultFile* r, const JsonWriter* w) {
     result_end_(r, f);
 }
 
-// Writes a safetensors file.
-static inline void result_put_tensors(ResultFile* r, SafeTensor* tensors, int count) {
+// Writes a safetensors file. metadata: as safetensors_header's.
+static inline void result_put_tensors(ResultFile* r, SafeTensor* tensors, int count,
+                                      const char* const* metadata) {
     Error err;
     size_t header_bytes = 0;
-    char* header = safetensors_header(r->path, tensors, count, &header_bytes, &err);
+    char* header = safetensors_header(r->path, tensors, count, metadata, &header_bytes, &err);
     if (!header) die("%s", err.msg);
     FILE* f = result_begin_(r);
     safetensors_print(header, header_bytes, tensors, count, f);

@@ -347,12 +347,13 @@ static inline const SafeTensor* safetensors_find(const Safetensors* st, const ch
 
 // Composes the header's JSON and parses it with the reader, so that every file written can be read. Sets
 // path, count, bytes and begin of the tensors.
-static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors, int count, JsonWriter* w,
-                                           Error* err) {
+static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors, int count,
+                                           const char* const* metadata, JsonWriter* w, Error* err) {
     size_t bytes = 0;
     json_begin_object(w, NULL);
     json_begin_object(w, "__metadata__");
     json_put_string(w, "format", "pt");
+    for (; metadata && *metadata; metadata += 2) json_put_string(w, metadata[0], metadata[1]);
     json_end(w);
     for (int i = 0; i < count; i++) {
         SafeTensor* t = &tensors[i];
@@ -392,14 +393,15 @@ static inline SafeTensor safetensors_tensor(const char* name, SafetensorsDtype d
 
 // The first *bytes bytes of a file of these tensors, in this order: the header with its length. Tensor i
 // follows at byte *bytes + tensors[i].begin of the file. Sets path, count, bytes and begin of the tensors.
-// "__metadata__" is {"format": "pt"}, which Hugging Face transformers requires.
+// "__metadata__" has "format": "pt", which Hugging Face transformers requires, and what `metadata` lists: a
+// key, its value, and so on to a NULL. NULL: nothing.
 //
 // Free with free(). NULL on error: a shape is invalid or a name occurs twice.
-static inline char* safetensors_header(const char* path, SafeTensor* tensors, int count, size_t* bytes,
-                                       Error* err) {
+static inline char* safetensors_header(const char* path, SafeTensor* tensors, int count,
+                                       const char* const* metadata, size_t* bytes, Error* err) {
     JsonWriter w = json_writer(0);
     char* header = NULL;
-    if (safetensors_put_header_(path, tensors, count, &w, err)) {
+    if (safetensors_put_header_(path, tensors, count, metadata, &w, err)) {
         uint64_t length = w.length;
         *bytes = sizeof length + w.length;
         header = (char*)xrealloc(NULL, *bytes);

@@ -25,6 +25,10 @@ said "4 heads on 200 tokens" # the length of training
 maps cut --prompt "$text" --seq-len 20
 said "4 heads on 20 tokens"
 maps cut --val-data "$shards/text.bin" --seq-len 150
+maps set --prompt "$text" --set window_size=8 --set use_rope=true
+metadata() { head -c 500 "$scratch/$1" | grep -ao '"__metadata__":{[^}]*}'; }
+equals "\"__metadata__\":{\"format\":\"pt\",\"checkpoint\":\"$init\"}" "$(metadata prompt)"
+equals "$(metadata prompt | tr -d '}')"',"set":"[\"window_size=8\",\"use_rope=true\"]"}' "$(metadata set)"
 equals "" "$(find "$scratch" -name '*.tmp')"
 
 cp "$scratch/prompt" "$scratch/before"
