@@ -27,14 +27,14 @@ model_options() {
 }
 
 # check_models "MODEL[,SETTING...]..." OPTION...: ends the script, whose die() it calls, where the trainer refuses to train one
-# of the models with the options, KEY=VALUE and --NAME=VALUE
+# of the models with the options, KEY=VALUE and --NAME=VALUE. A checkpoint of --resume-from may be gone once runs have begun
 check_models() {
     local models=$1 model refused settings options
     shift
     for model in $models; do
         model_options "$model"
         refused=$("$TRAINER" --dry-run config "$@" "${options[@]}" 2>&1 >/dev/null |
-            sed -n '/^error: --resume-from: only a training/d; s/^error: //p')
+            sed -n '/^error: .*trainer.json: cannot open/d; s/^error: //p')
         [ -z "$refused" ] || die "$refused"
     done
 }

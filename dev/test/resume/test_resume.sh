@@ -222,6 +222,8 @@ branches() {
     local trunk=$scratch/trunk branch=$scratch/branch wsd="--lr-schedule wsd --cooldown-tokens 512"
     check "a trunk" run 40 "$trunk" --lr-schedule constant --max-steps 16 --save-every 4 --keep 0
     check "20 steps with a cool-down from scratch" run $short "$scratch/whole" $wsd
+    check "its plan" run $short "$branch" $wsd --resume-from "$trunk/step_00000012/" --dry-run
+    said "12 of $trunk/step_00000012: 8 steps to train"
     check "from step 12 of the trunk" run $short "$branch" $wsd --resume-from "$trunk/step_00000012/" --max-steps 15
     equals 15 "$(checkpoints "$branch")"
     equals 1 "$(events "$branch" | grep -c '^lr-schedule .*wsd.* (was .*constant')"

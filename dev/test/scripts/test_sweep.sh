@@ -354,6 +354,16 @@ check "another decay changes nothing" python3 scripts/compare.py --no-plots $scr
 same $scratch/stdout $scratch/table
 check "the same command" env OUT=$scratch/real scripts/sweep.sh $tiny $data --max-steps 3
 equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
+# from a checkpoint, which must be of the model, and may be gone by the time the same command goes on
+branch="--resume-from $scratch/trunk/step_00000003 --max-steps 4"
+cp -r $scratch/real/fox-pro-nano_lr-preset_seed-1 $scratch/trunk
+dies "$scratch/trunk/step_00000003: is of a model with another qk_norm than the command line's" env SEEDS=1 \
+    MODELS=fox-pro-nano,qk_norm=false OUT=$scratch/branches scripts/sweep.sh $tiny $data $branch
+for time in first second; do
+    check "branches" env SEEDS=1 MODELS=fox-pro-nano OUT=$scratch/branches scripts/sweep.sh $tiny $data $branch
+    rm -rf $scratch/trunk
+done
+said "done already: "
 # a search with it: the largest rates diverge
 check "grid" env OUT=$scratch/grid SEEDS=1 MODELS=transformer-llama-nano LRS="grid 1e2" scripts/sweep.sh $tiny $data \
     --max-steps 8 --warmup-tokens 0 --grad-clip 1e9

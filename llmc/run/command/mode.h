@@ -95,7 +95,7 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     if (dry + bench + dump + eval + generate + requests + maps > 1)
         die("--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and "
             "exit: give one of them");
-    if (o->resume_from && (dry || bench || dump || eval || generate || requests || maps))
+    if (o->resume_from && (bench || dump || eval || generate || requests || maps))
         die("--resume-from: only a training begins where a checkpoint ends");
     if (!dry && (o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET))
         die("--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run");
