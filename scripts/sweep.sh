@@ -119,7 +119,7 @@ list_data() {
     done
     while read -rd, glob; do
         [[ ! $glob =~ ^(.+):[0-9.]+([eE][-+]?[0-9]+)?$ ]] || glob=${BASH_REMATCH[1]} # a part of a mixture has a weight
-        files+=$(compgen -G "$glob" || ls -d "$glob" 2>/dev/null)$'\n' || die "'$glob': no file matches"
+        files+=$(ls -d "$glob" 2>/dev/null || compgen -G "$glob")$'\n' || die "'$glob': no file matches"
     done <<<"$globs"
     sed '/^$/d' <<<"$files" | sort -u | xargs -rd '\n' stat -Lc '%n %s %Y'
 }

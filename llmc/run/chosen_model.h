@@ -132,7 +132,7 @@ static inline int64_t model_data_vocabulary(const char* patterns) {
     snprintf(pattern, sizeof pattern, "%.*s", (int)strcspn(patterns, ","), patterns);
     mixture_weight(pattern, &colon);
     if (colon) *colon = '\0';
-    if (glob(pattern, GLOB_NOCHECK, NULL, &files) == 0 && !shard_read_header(files.gl_pathv[0], &h, &ignored))
+    if (mixture_glob(pattern, &files) == 0 && !shard_read_header(files.gl_pathv[0], &h, &ignored))
         h.vocab_size = 0;
     globfree(&files);
     return h.vocab_size;

@@ -101,14 +101,27 @@ static inline int mixture_unreadable(const char* folder, int error) {
     return error != ENOENT;
 }
 
+// Adds to `files` those that match a pattern, or the file of that very name: it may have brackets, too.
+// Returns glob's code.
+static inline int mixture_glob(const char* pattern, glob_t* files) {
+    const bool literal = access(pattern, F_OK) == 0;
+    char *escaped = (char*)xcalloc(2 * strlen(pattern) + 1, 1), *to = escaped;
+    for (const char* from = pattern; *from; from++) {
+        if (literal && strchr("*?[\\", *from)) *to++ = '\\';
+        *to++ = *from;
+    }
+    const int rc = glob(escaped, files->gl_pathc > 0 ? GLOB_APPEND : 0, mixture_unreadable, files);
+    free(escaped);
+    return rc;
+}
+
 // Adds the files that match any of a part's comma-separated patterns, sorted by name.
 static inline bool mixture_list(glob_t* files, const char* patterns, Error* err) {
     const size_t before = files->gl_pathc;
     char *copy = xstrdup(patterns), *rest = copy, *pattern;
     bool ok = true;
     while (ok && (pattern = strsep(&rest, ",")) != NULL) {
-        const int flags = access(pattern, F_OK) == 0 ? GLOB_NOCHECK : 0; // a file may have [ ] in its name
-        int rc = glob(pattern, flags | (files->gl_pathc > 0 ? GLOB_APPEND : 0), mixture_unreadable, files);
+        const int rc = mixture_glob(pattern, files);
         if (*pattern == '\0')
             ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
         else if (rc != 0)

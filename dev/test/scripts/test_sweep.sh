@@ -69,7 +69,7 @@ equals 20 "$(wc -l <$CALLS)"
 # nor is a run done that was resumed with other options, that has lost its checkpoint, or that had other data
 one() { GPUS=0 MODELS=a LRS='' SEEDS=1 check "$1" sweep one --data "$scratch/d_[0-9],$scratch/e" --val-data="$scratch/v[1]"; }
 calls() { equals "$1" "$(wc -l <$CALLS)"; }
-echo 1 | tee $scratch/d_1 $scratch/e >"$scratch/v[1]"
+echo 1 | tee $scratch/d_1 $scratch/e $scratch/v1 >"$scratch/v[1]" # of which v1 is not read
 one "a run"
 one "again"
 calls 21

@@ -45,6 +45,7 @@ class TestZeroShot(TaskCase):
         self.assertGreater(min(counts), 5)
         both = zero_shot.HeldOut(f"{self.tmp}/b.bin,{self.tmp}/a.bin")
         self.assertEqual([len(ids) for ids, _ in both.shards], [4000, 2000])
+        write_shard(self.tmp / "documents1.bin", self.ids)  # which the name below matches as a pattern
         write_shard(self.tmp / "documents[1].bin", [i // 50 for i in range(5000)], doc_len=50)
         documents = zero_shot.HeldOut(f"{self.tmp}/documents[1].bin")
         self.assertEqual({len(set(documents.piece(n, rng))) for n in (1, 49, 50) for _ in range(50)}, {1})

@@ -93,7 +93,8 @@ static const struct {
     {"stream", "stream_train_*.bin", 0, 10 * T + 5, 37 * T},
     {"exact", "exact_train_*.bin", 0, 4 * T + 1, 3 * (4 * T + 1)},
     {"many", "many_train_*.bin", 2 * T, 2 * T, 200 * 2 * T},
-    {"name[1]", "name[1]_train_000000.bin", 0, 100 * T, 37 * T}, // a name that as a pattern matches another
+    {"name1", "name1_train_*.bin", 0, 100 * T, 20 * T},
+    {"name[1]", "name[1]_train_000000.bin", 0, 100 * T, 37 * T}, // a name that as a pattern matches name1
 };
 enum { NUM_SETS = sizeof sets / sizeof *sets };
 

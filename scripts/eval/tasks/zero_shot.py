@@ -42,7 +42,7 @@ class HeldOut:
 
     def __init__(self, pattern):
         paths = sorted(path for part in pattern.split(",")  # as the trainer's --val-data
-                       for path in glob.glob(part) or [part] * Path(part).exists())
+                       for path in ([part] if Path(part).exists() else glob.glob(part)))
         self.shards = [self.read(path) for path in paths]
         if not self.shards:
             raise Error(f"--data {pattern}: no file matches")
