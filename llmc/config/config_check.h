@@ -12,7 +12,10 @@ static inline bool config_check_rope(Config* c, const char* where, Error* err) {
     const double dh = (double)config_head_size(c);
     if (scaling.type == ROPE_PLAIN) return true;
     if (!config_uses_rope(c))
-        return fail(err, "%s: rope_scaling: no layer has RoPE (use_rope, layer_types)", where);
+        return fail(err,
+                    "%s: rope_scaling: no layer has RoPE: set use_rope=true, or attention:rope in "
+                    "layer_types, or leave it out",
+                    where);
     if (scaling.type == ROPE_YARN && scaling.length == 0)
         return fail(err, "%s: rope_scaling: which length was the model trained at? give yarn:FACTOR:LENGTH",
                     where);

@@ -208,7 +208,8 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     model_check_keys(o, &c);
     if (config_is_stack(&c)) model_check_attention_keys(o, &c);
     if (model_sets(o, "rope_base") && !config_uses_rope(&c))
-        die("--set rope_base: no layer has RoPE (use_rope, layer_types)");
+        die("--set rope_base: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or "
+            "leave it out");
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;
 }

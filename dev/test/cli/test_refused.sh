@@ -232,9 +232,9 @@ $tiny --set hidden_size=|--set: hidden_size= is not a whole number
 $tiny --set use_rope=1|--set: use_rope=1 is none of false, true
 $tiny --set rope_scaling=llama3:8|--set: rope_scaling=llama3:8 is none of null, linear:FACTOR, ntk:FACTOR, yarn:FACTOR
 $tiny --set use_rope=true --set rope_scaling=yarn:0|--set: rope_scaling=yarn:0: the factor is not a number from 1 to 1000000
-$tiny --set rope_base=100|--set rope_base: no layer has RoPE (use_rope, layer_types)
-$tiny --set rope_scaling=yarn:4|rope_scaling: no layer has RoPE (use_rope, layer_types)
-$tiny --set use_rope=true --set layer_types=attention:norope --set rope_base=100|--set rope_base: no layer has RoPE (use_rope, layer_types)
+$tiny --set rope_base=100|--set rope_base: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or leave it out
+$tiny --set rope_scaling=yarn:4|rope_scaling: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or leave it out
+$tiny --set use_rope=true --set layer_types=attention:norope --set rope_base=100|--set rope_base: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or leave it out
 --model mamba2-nano --set rope_scaling=yarn:4|--set: no config key is called 'rope_scaling'
 $tiny --set num_heads=5|hidden_size 16 is not a multiple of num_heads 5
 $tiny --set num_heads=16 --set use_rope=true|RoPE rotates pairs of channels, but the head size 1 is odd
