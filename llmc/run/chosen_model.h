@@ -85,13 +85,24 @@ static inline void model_check_keys(const Options* o, const Config* c) {
         }
 }
 
+// Does --set give the key?
+static inline bool model_sets(const Options* o, const char* key) {
+    const size_t n = strlen(key);
+    for (int i = 0; i < o->set.count; i++)
+        if (strncmp(o->set.items[i], key, n) == 0 && o->set.items[i][n] == '=') return true;
+    return false;
+}
+
 // Dies where --set gives a key of attention to a stack that has none, unless its value turns the key off.
+// num_heads is one, too, but with hidden_size, which it has to divide in any model.
 static inline void model_check_attention_keys(const Options* o, const Config* c) {
     for (int i = 0; i < o->set.count && !config_has_attention(c); i++)
         for (int k = 0; k < NUM_CONFIG_KEYS; k++) {
             const char *item = o->set.items[i], *value = strchr(item, '=') + 1;
             const size_t n = strlen(config_keys[k].name);
-            if (config_has_key(c, &config_keys[k]) && config_key_of_attention(&config_keys[k]) &&
+            const bool heads = config_keys[k].offset == offsetof(Config, num_heads);
+            if (config_has_key(c, &config_keys[k]) &&
+                (config_key_of_attention(&config_keys[k]) || (heads && !model_sets(o, "hidden_size"))) &&
                 (size_t)(value - item) == n + 1 && strncmp(item, config_keys[k].name, n) == 0 &&
                 !model_turns_off(value) && strcmp(value, "0") != 0) // window_size=0: none
                 die("--set %s: a key of attention, and no layer is attention", item);
@@ -109,14 +120,6 @@ static inline void model_set(Config* c, const Options* o) {
         snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
         if (!config_set(c, "--set", key, equals + 1, &err)) die("%s", err.msg);
     }
-}
-
-// Does --set give the key?
-static inline bool model_sets(const Options* o, const char* key) {
-    const size_t n = strlen(key);
-    for (int i = 0; i < o->set.count; i++)
-        if (strncmp(o->set.items[i], key, n) == 0 && o->set.items[i][n] == '=') return true;
-    return false;
 }
 
 // The vocabulary of the first shard of a list of patterns; 0: unknown. Errors are reported where the data is

@@ -217,6 +217,7 @@ $tiny --set layer_types=mamba2*9|layer_types has 9 layers, but num_hidden_layers
 $tiny --set layer_types=mamba2 --set mamba2_num_heads=3|mamba2_num_heads 3 does not divide the 32 channels of the layers
 $tiny --set mamba2_num_heads=4|layer_types has no mamba2 layer, but mamba2_num_heads is set
 --init dev/test/fixtures/model/stack-all-kinds --set layer_types=hgrn2*3,deltanet,gated_deltanet|layer_types has no mamba2 layer, but mamba2_num_heads is set
+--model fox-pro-nano --set layer_types=mamba2 --set num_heads=1|--set num_heads=1: a key of attention, and no layer is attention
 $tiny --set layer_types=mamba2 --set num_kv_heads=1|--set num_kv_heads=1: a key of attention, and no layer is attention
 $tiny --set layer_types=mamba2,hgrn2 --set num_hidden_layers=2 --set window_size=9|--set window_size=9: a key of attention
 $tiny --set layer_types=mamba2 --set rope_base=100|--set rope_base=100: a key of attention
