@@ -240,7 +240,8 @@ static inline bool config_set_layers(Config* c, const char* path, const char* na
                                      Error* err) {
     const int list = json_get(j, 0, name);
     LayerTypes types;
-    memset(&types, 0, sizeof types);
+    LayerRun layers[LAYERS_MOST];
+    int64_t count = 0;
     if (!json_is(j, list, JSON_ARRAY)) return fail(err, "%s: %s is missing, or is no list", path, name);
     for (int node = json_first(j, list); node >= 0; node = json_next(j, node)) {
         LayerRun run;
@@ -251,10 +252,12 @@ static inline bool config_set_layers(Config* c, const char* path, const char* na
         layer_type_text(written, sizeof written, &run);
         if (strcmp(written, text) != 0) // other programs read the list too
             return fail(err, "%s: %s: a name a layer, '%s', not '%s'", path, name, written, text);
-        if (!layer_types_add(&types, path, &run, err)) return false;
+        if (count == LAYERS_MOST) return fail(err, "%s: %s has more than %d layers", path, name, LAYERS_MOST);
+        layers[count++] = run;
     }
-    types.listed = layer_types_period(&types);
-    if (types.listed == 0) return fail(err, "%s: %s is empty", path, name);
+    if (count == 0) return fail(err, "%s: %s is empty", path, name);
+    if (!layer_types_of(&types, path, layers, count, err)) return false;
+    types.listed = count;
     c->layer_types = types;
     return true;
 }

@@ -171,26 +171,32 @@ static inline bool layer_types_parse(LayerTypes* t, const char* where, const cha
     return true;
 }
 
+// Makes t the shortest pattern that the L layers repeat.
+static inline bool layer_types_of(LayerTypes* t, const char* where, const LayerRun* layers, int64_t L,
+                                  Error* err) {
+    int64_t shortest = 0;
+    memset(t, 0, sizeof *t);
+    for (int64_t same = 0; same < L;) // of the layers, in which a pattern of `shortest` repeats
+        for (shortest++, same = 0; same < L; same++)
+            if (!layer_run_equal(&layers[same], &layers[same % shortest])) break;
+    for (int64_t l = 0; l < shortest; l++)
+        if (!layer_types_add(t, where, &layers[l], err)) return false;
+    return true;
+}
+
 // Checks that the types are for L layers, and makes the pattern the shortest one; that of plain attention
 // alone is none.
 static inline bool layer_types_check(LayerTypes* t, const char* where, int64_t L, Error* err) {
     static const LayerRun plain = {1, -1, -1, MIXER_ATTENTION};
     const int64_t period = layer_types_period(t);
-    int64_t shortest = 0;
+    LayerRun layers[LAYERS_MOST];
     LayerTypes types;
-    memset(&types, 0, sizeof types);
     if (t->num_runs == 0) return true;
     if (period > L || (t->listed && t->listed != L))
         return fail(err, "%s: layer_types has %s, but num_hidden_layers is %lld", where,
                     counted(t->listed ? t->listed : period, "layer").text, (long long)L);
-    for (int64_t same = 0; same < L;) // of the layers, in which a pattern of `shortest` repeats
-        for (shortest++, same = 0; same < L; same++)
-            if (!layer_run_equal(layer_type(t, same), layer_type(t, same % shortest))) break;
-    for (int64_t l = 0; l < shortest; l++) {
-        LayerRun one = *layer_type(t, l);
-        one.count = 1;
-        if (!layer_types_add(&types, where, &one, err)) return false;
-    }
+    for (int64_t l = 0; l < L; l++) layers[l] = *layer_type(t, l), layers[l].count = 1;
+    if (!layer_types_of(&types, where, layers, L, err)) return false;
     if (types.num_runs == 1 && layer_run_equal(&types.runs[0], &plain)) types.num_runs = 0;
     *t = types;
     return true;

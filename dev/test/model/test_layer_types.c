@@ -66,6 +66,7 @@ static void check_layer_types(void) {
          4},
         {"attention:window=0,attention:norope", "attention:window=0,attention:norope", 4},
         {"hgrn2", "hgrn2", 4},
+        {"mamba2,attention", "mamba2,attention", 129}, // more changes than LAYER_RUNS
         {"attention*2", "", 4},
         {"null", "", 4},
     };
