@@ -59,8 +59,10 @@ static inline void recipe_put_config(FILE* list, int* count, const Config* c, co
         JsonWriter is = json_writer(0), was = json_writer(0);
         json_begin_object(&is, NULL), json_begin_object(&was, NULL);
         config_put_always(c, i, &is), config_put_always(published, i, &was);
-        const char *colon = strchr(is.text, ':'), *other = strchr(was.text, ':');
-        if (colon && other) recipe_put(list, count, config_keys[i].name, colon + 1, other + 1);
+        const char *colon = strchr(is.text, ':'), *other = strchr(was.text, ':'); // NULL: plain rope_scaling
+        if (colon || other)
+            recipe_put(list, count, config_keys[i].name, colon ? colon + 1 : "null",
+                       other ? other + 1 : "null");
         json_writer_free(&is), json_writer_free(&was);
     }
 }

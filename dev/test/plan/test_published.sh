@@ -33,6 +33,7 @@ recipes() {
 --model fox-pro-125m --recipe analysis --shuffle --json-escape|2684354560|0.002|analysis, changed: shuffle true (false)
 --model fox-pro-nano|2097152|0.002|the preset's
 --model fox-pro-nano --set document_reset=true --set pruning_rule=acp|2097152|0.002|the preset's, changed: pruning_rule "acp" ("ours"), document_reset true (false)
+--model transformer-llama-nano --set rope_scaling=linear:4|2097152|0.002|the preset's, changed: rope_scaling {"rope_type":"linear","rope_theta":500000,"factor":4} (null)
 --model gated-deltanet-760m|16106127360|0.001|the preset's
 --model gated-deltanet-760m --recipe gdn --lr 1e-3|100000000000|0.001|gdn, changed: lr 0.001 (0.0004)
 --model deltanet-125m --set document_reset=true|2684354560|0.002|analysis, changed: document_reset true (false)
