@@ -63,7 +63,8 @@ def rotations(folder, config, length):
     if scaling:
         scaling = {k: v for k, v in scaling.items() if k != "rope_theta"}
         if scaling.setdefault("rope_type", scaling.get("type", "default")) == "yarn":
-            scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+            if "original_max_position_embeddings" not in scaling:
+                scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
             length = length or round(scaling["original_max_position_embeddings"] * scaling["factor"])
     return dict(max_position_embeddings=length or trained_length(folder, config), rope_scaling=scaling or None)
 

@@ -62,6 +62,10 @@ check "both keys of transformers" llama_of
 equals '"linear"' "$(written rope_type)" # the older goes before
 scaled '"rope_parameters": {"rope_theta": 500000}'
 check "no rope_type" llama_of
+scaled '"rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 8}'
+sed -i 's/"max_position_embeddings": 16, //' "$scratch/yarn/config.json"
+check "YaRN as save_pretrained writes it" llama_of
+equals "8 32" "$(written original_max_position_embeddings) $(written max_position_embeddings)"
 
 mkdir "$scratch/cut"
 cp "$scratch/llama/config.json" "$scratch/cut"
