@@ -122,6 +122,21 @@ static inline void model_set(Config* c, const Options* o) {
     }
 }
 
+// Dies where --set gives a stack the window or the RoPE of its attention, and each layer has one of its own.
+static inline void model_check_layer_keys(const Options* o, const Config* c) {
+    bool window = false, rope = false; // does a layer have the config's?
+    for (int i = 0; i < c->layer_types.num_runs; i++) {
+        const LayerRun* run = &c->layer_types.runs[i];
+        window |= run->mixer == MIXER_ATTENTION && run->window < 0;
+        rope |= run->mixer == MIXER_ATTENTION && run->rope < 0;
+    }
+    if (!config_has_attention(c)) return;
+    if (!window && model_sets(o, "window_size"))
+        die("--set window_size: each layer of attention has a window of its own: change layer_types");
+    if (!rope && model_sets(o, "use_rope"))
+        die("--set use_rope: each layer of attention says rope or norope itself: change layer_types");
+}
+
 // The vocabulary of the first shard of a list of patterns; 0: unknown. Errors are reported where the data is
 // opened.
 static inline int64_t model_data_vocabulary(const char* patterns) {
@@ -213,6 +228,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     if (model_sets(o, "rope_base") && !config_uses_rope(&c))
         die("--set rope_base: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or "
             "leave it out");
+    if (config_is_stack(&c)) model_check_layer_keys(o, &c);
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     return c;
 }

@@ -223,6 +223,8 @@ $tiny --set layer_types=mamba2,hgrn2 --set num_hidden_layers=2 --set window_size
 $tiny --set layer_types=mamba2 --set rope_base=100|--set rope_base=100: a key of attention
 $tiny --set layer_types=mamba2 --set log_pruning_tolerance=-5|--set log_pruning_tolerance=-5: a key of attention
 $tiny --set layer_types=mamba2 --set use_rope=true|--set use_rope=true: a key of attention
+$tiny --set layer_types=attention:window=9 --set window_size=5|--set window_size: each layer of attention has a window of its own
+$tiny --set layer_types=attention:rope --set use_rope=false|--set use_rope: each layer of attention says rope or norope itself
 $tiny --set layer_types=mamba2 --sequence-ranks 2 --dry-run|--sequence-ranks 2: this model has no attention, whose heads ranks could share
 $tiny --set layer_types=mamba2 --dry-run --gpu H200|--gpu: the memory of FoxStackForCausalLM is planned by ./train_foxcu alone
 --model mamba2-nano --set window_size=9|--set: no config key is called 'window_size'
