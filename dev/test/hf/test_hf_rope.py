@@ -96,7 +96,18 @@ def check_refused():
             assert says in str(problem), problem
         else:
             raise AssertionError(f"{keys} are accepted")
-    return f"{len(cases)} refused"
+    config = TransformerConfig()
+    plain, _ = rope_frequencies(config, "cpu")
+    config.rope_parameters = dict(type="linear", factor=2.0)  # from_pretrained sets what it is given on the config
+    assert torch.equal(2 * rope_frequencies(config, "cpu")[0], plain), "the older name of rope_type"
+    config.rope_parameters = dict(yarn, rope_type="llama3")
+    try:
+        rope_frequencies(config, "cpu")
+    except ValueError as problem:
+        assert "only linear and yarn" in str(problem), problem
+    else:
+        raise AssertionError("llama3 is taken for yarn")
+    return f"{len(cases) + 1} refused"
 
 
 def llama_of(checkpoint, out):

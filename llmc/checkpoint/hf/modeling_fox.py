@@ -242,8 +242,9 @@ def rope_frequencies(config, device):
     dh = config.hidden_size // config.num_heads
     i = torch.arange(dh // 2, dtype=torch.float64, device=device)
     plain = config.rope_base ** (-2 * i / dh)
-    scaling = getattr(config, "rope_parameters", None) or {}
-    factor, kind = scaling.get("factor", 1), scaling.get("rope_type", "default")
+    # checked here too: from_pretrained sets what it is given after the config was made
+    scaling = checked_rotations(getattr(config, "rope_parameters", None) or {}, config.rope_base, None)
+    factor, kind = scaling.get("factor", 1), scaling["rope_type"]
     if kind == "default":
         return plain, 1
     if kind == "linear":
