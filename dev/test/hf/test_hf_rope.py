@@ -87,6 +87,9 @@ def check_refused():
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=LENGTH)
     cases = {"only linear and yarn": dict(rope_scaling=dict(yarn, rope_type="llama3")),
              "only linear": dict(rope_scaling=dict(factor=2.0)),
+             "with a factor": dict(rope_scaling=dict(rope_type="linear")),
+             **{f"{key}={value} is not supported": dict(rope_scaling=dict(yarn, **{key: value})) for key, value in dict(
+                 beta_fast=16, mscale=1.0, truncate=False, attention_factor=1.0).items()},
              "which length": dict(rope_parameters=dict(rope_type="yarn", factor=4.0)),
              "rope_base above 1": dict(rope_parameters=yarn, rope_base=1.0)}
     for says, keys in cases.items():

@@ -38,10 +38,17 @@ def widen(x):
 def checked_rotations(scaling, base, length):
     """rope_parameters, with what transformers takes for a missing rope_type and for YaRN's missing length."""
     kind = scaling.get("rope_type") or scaling.get("type") or (None if "factor" in scaling else "default")
-    if kind not in ("default", "linear", "yarn"):
-        raise ValueError(f"rope_parameters={scaling!r} are not supported, only linear and yarn")
+    factor = scaling.get("factor")
+    if kind not in ("default", "linear", "yarn") or not (factor or kind == "default"):
+        raise ValueError(f"rope_parameters={scaling!r} are not supported, only linear and yarn with a factor")
     scaling = dict(scaling, rope_type=kind, rope_theta=base)
     if kind == "yarn":
+        only = dict(beta_fast=32, beta_slow=1, mscale=None, mscale_all_dim=None, truncate=True,
+                    attention_factor=0.1 * math.log(factor) + 1)
+        for key, value in only.items():
+            given = scaling.get(key)
+            if given is not None and (value is None or abs(given - value) > 1e-6):
+                raise ValueError(f"rope_scaling: {key}={given!r} is not supported, only {value}")
         if not scaling.setdefault("original_max_position_embeddings", length):
             raise ValueError("rope_scaling: which length was the model trained at? give original_max_position_embeddings")
         if base <= 1:
