@@ -280,7 +280,10 @@ static inline bool config_set_named(Config* c, const char* path, const ConfigKey
     else if (json_is_null(j, node))
         value = "null";
     if (value) return config_set_key(c, path, key, name, value, err);
-    return fail(err, "%s: %s is %s", path, name, json_string(j, node) ? "a text" : "an array or an object");
+    const bool fixed = key->bytes == 0; // one value alone, as null of Gated DeltaNet's attn
+    return fail(err, "%s: %s is %s%s%s", path, name,
+                json_string(j, node) ? "a text" : "an array or an object",
+                fixed ? ", not supported, only " : "", fixed ? key->choices[0] : "");
 }
 
 // Restores what config_put_initialization wrote, from object `node` of j; -1 changes nothing. `path` names

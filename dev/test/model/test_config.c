@@ -441,6 +441,13 @@ static void check_value_heads(void) {
         CHECK(read == (heads == 2) && (read || strstr(err.msg, "num_v_heads=4 is not supported")),
               "%d of 2: %s", heads, err.msg);
     }
+    static const char hybrid[] = // with layers of attention
+        "{\"model_type\": \"gated_deltanet\", \"vocab_size\": 10, \"hidden_size\": 8, "
+        "\"num_hidden_layers\": 1, \"num_heads\": 2, \"attn\": {\"layers\": [0]}}";
+    Config c;
+    CHECK(!config_parse(&c, "x", hybrid, strlen(hybrid), &err) && strstr(err.msg, "x: attn is ") &&
+              strstr(err.msg, "only null"),
+          "of a hybrid: %s", err.msg);
 }
 
 static void check_family(const char* name, const char* model_type, const char* architecture) {
