@@ -195,7 +195,10 @@ static inline bool layer_types_check(LayerTypes* t, const char* where, int64_t L
     if (period > L || (t->listed && t->listed != L))
         return fail(err, "%s: layer_types has %s, but num_hidden_layers is %lld", where,
                     counted(t->listed ? t->listed : period, "layer").text, (long long)L);
-    for (int64_t l = 0; l < L; l++) layers[l] = *layer_type(t, l), layers[l].count = 1;
+    for (int64_t l = 0; l < L; l++) {
+        layers[l] = *layer_type(t, l);
+        layers[l].count = 1;
+    }
     if (!layer_types_of(&types, where, layers, L, err)) return false;
     if (types.num_runs == 1 && layer_run_equal(&types.runs[0], &plain)) types.num_runs = 0;
     *t = types;
