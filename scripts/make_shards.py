@@ -89,8 +89,12 @@ class Encoder:
         self.path = path
         as_in_training(self.tokenizer)
         normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
+        # a piece would get a space of its own, or words of a fixed length would be counted from its beginning
+        own = re.search('"add_prefix_space": true|"Metaspace"|"FixedLength"', split)
+        across = any(re.search(r"[A-Za-z] |\n\S", t["content"]) or t["lstrip"] or t["rstrip"]
+                     for t in settings.get("added_tokens") or () if not t["special"])  # found in text
         self.cuttable = (normalizer is None or normalizer.get("type") == "NFC") and split != "null" and \
-            not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get its own space
+            not own and not across
 
     def find_cut(self, text):
         """The last place to cut a text, 0: none. Its parts have the tokens of the whole, whatever follows."""

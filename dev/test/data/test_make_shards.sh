@@ -223,6 +223,32 @@ check "bytes" data/text_to_shards --tokenizer byte --out $scratch/c/byte $in/tex
 check "bytes" shards $scratch/byte $scratch/p/byte $in/text
 same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
 
+# pieces have the tokens of the whole text, also with added tokens that reach across the end of a word
+cat >$scratch/pieces.py <<'END'
+import json, sys
+sys.path.insert(0, "scripts")
+import make_shards
+make_shards.PIECE = 300
+with open(sys.argv[1]) as f:
+    plain = json.load(f)
+texts = ["x" * i + " York New\nYork a New York b\n" * 50 for i in range(30)]
+def added(content, **named):
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    return {**plain, "added_tokens": [*plain["added_tokens"], {"id": 50257, "content": content, **kind, **named}]}
+fixed = {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 8},
+                                               {**plain["pre_tokenizer"], "use_regex": False}]}
+cases = [plain, added("York"), added("York", special=True, rstrip=True), added("New York"), added("New\nYork"),
+         added("New "), added("York", lstrip=True), added("York", rstrip=True), {**plain, "pre_tokenizer": fixed}]
+for case, tokenizer in enumerate(cases):
+    encoder = make_shards.Encoder("a.json", json.dumps(tokenizer))
+    pieces = [list(encoder.pieces(text)) for text in texts]
+    assert ["".join(p) for p in pieces] == texts and (len(pieces[0]) > 1 or case > 2), case
+    if [[i for ids in encoder.encode(p) for i in ids] for p in pieces] != [list(ids) for ids in encoder.encode(texts)]:
+        print("case", case, "differs")
+END
+check "pieces" $python $scratch/pieces.py $scratch/gpt2.json
+equals "" "$(cat $scratch/stdout)"
+
 # held-out documents do not depend on the number of processes
 for jobs in 1 3; do
     check "--jobs $jobs" shards $scratch/words $scratch/p/jobs$jobs --jobs $jobs --val-fraction 0.2 $in/words.jsonl
