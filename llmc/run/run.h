@@ -76,7 +76,7 @@ static inline bool run_has_gradients(const Run* run) {
     return !mode_reads_sequences(run->mode) && run->mode != RUN_EVAL;
 }
 
-// Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
+// Does the model read bytes? Few other tokenizers have a vocabulary of this size (data_is_bytes).
 static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
 
 // An option in trainer.json; -1 where there is none.

@@ -63,6 +63,16 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
     if (!ok) die("%s", err.msg);
 }
 
+// Are the tokens bytes, also by the data's vocabulary where it is known?
+static inline bool data_is_bytes(const Run* run, const DataLoader* data) {
+    Tokenizer bytes;
+    if (!run_reads_bytes(run)) return false;
+    tokenizer_bytes(&bytes);
+    const bool other = vocab_differs(dataset_vocab_hash(&data->set), vocab_hash(&bytes));
+    tokenizer_free(&bytes);
+    return !other;
+}
+
 // Dies where the data was encoded with another tokenizer than the held-out data or the one beside its shards,
 // which checkpoints get, as far as both are known. Rank 0 alone reads files.
 static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {

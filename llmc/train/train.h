@@ -221,7 +221,7 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
     memcpy(v.part_sums, p.part_sums, sizeof v.part_sums);
     memcpy(v.part_targets, p.part_targets, sizeof v.part_targets);
     v.accuracy = positions_accuracy(&p);
-    v.byte_tokens = run_reads_bytes(run);
+    v.byte_tokens = data_is_bytes(run, &t->data);
     v.seconds = seconds_now() - start;
     if (t->val_sequences && !t->cut && positions_targets(&p, T) == 0)
         logger_warning(&t->logger, run->state.step,

@@ -124,6 +124,9 @@ mv $scratch/kept.json $scratch/ids/renamed_tokenizer.json
 # validation data that is training data
 check "other validation data" fox --data $own --val-data $byte --val-tokens 16 --out $scratch/apart
 equals "" "$(cat $scratch/stderr)"
+check "bits per byte" grep -q bits_per_byte $scratch/apart/log.jsonl
+check "257 tokens that are not bytes" fox --data $renamed --val-data $renamed --val-tokens 16 --out $scratch/others
+equals 0 "$(grep -c bits_per_byte $scratch/others/log.jsonl)"
 cp $own $scratch/ids/copy.bin
 check "the same validation data" fox --data $own --val-data $scratch/ids/copy.bin --val-tokens 16 --out $scratch/same
 said "warning: --val-data: $scratch/ids/copy.bin is also in --data" stderr
