@@ -163,7 +163,10 @@ int main(int argc, char** argv) {
     if (!convert(&job, &err)) {
         for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
         shard_set_sweep(o.out);
-        if (job.abandoned) return EXIT_SUCCESS;
+        if (job.abandoned) {
+            shard_remove_made();
+            return EXIT_SUCCESS;
+        }
         die("%s", err.msg);
     }
     for (int split = 0; split < 2; split++) {

@@ -275,7 +275,7 @@ def text_tasks(settings, encoder, source, file):
 
     split = in_validation(settings, source.name)
     try:
-        for i, piece in enumerate(pieces()):
+        for i, piece in enumerate(filter(None, pieces())):
             yield encode_pieces, ([(split, i == 0, piece)],), file.tell()
     except UnicodeDecodeError as e:
         raise Error(f"{source.path}: is not UTF-8: {e.reason}")
@@ -515,7 +515,7 @@ def count(text):
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)(k|M|G|Ki|Mi|Gi)?", text)
     scale = {None: 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
     value = float(match[1]) * scale[match[2]] if match else -1
-    if value != int(value) or not 0 <= value < 2**53:
+    if not 0 <= value < 2**53 or value != int(value):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number (suffixes: k M G Ki Mi Gi)")
     return int(value)
 

@@ -42,6 +42,8 @@ ids records $scratch/none 4:
 dies "the training split has no document" write <$scratch/none
 ids records $scratch/failed 2:1 5:
 check "kind 5" write <$scratch/failed
+check "kind 5" write --out $scratch/ids/new/a <$scratch/failed
+check "leaves no lock and no folder" [ ! -e $scratch/ids/new ]
 left "a_train_000000.bin a_val_000000.bin " ids
 same $scratch/ids/a_train_000000.bin $scratch/before
 ids records $scratch/documents 2:1,2,3 0:4,5 2:6 2:7,8 3:1 4:
@@ -307,10 +309,14 @@ broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
 broken "$b/two.parquet: has more than one column 'text'" $b/two.parquet
 broken "no/such/file: No such file" no/such/file
 broken "no input" $in/text/empty
+gzip -c $in/text/empty >$scratch/empty.gz
+broken "the training split has no document" $scratch/empty.gz
 broken "--val-fraction 1.0: not from 0 to below 1" --val-fraction 1 $in/text
 broken "--jobs 0: not from 1" --jobs 0 $in/text
 shards $scratch/byte $scratch/p/byte --doc-len 1.5 $in/text 2>$scratch/stderr
 equals "2 error: argument --doc-len: 1.5 is not a whole number (suffixes: k M G Ki Mi Gi)" "$? $(cat $scratch/stderr)"
+shards $scratch/byte $scratch/p/byte --tokens 1e400 $in/text 2>$scratch/stderr
+equals "2 error: argument --tokens: 1e400 is not a whole number (suffixes: k M G Ki Mi Gi)" "$? $(cat $scratch/stderr)"
 broken "--eot <x>: is no token of" --eot '<x>' $in/text
 broken "the train split has no document of 100000000 tokens" --doc-len 100M $in/words.jsonl
 dies "which token ends a document? give --eot" shards $scratch/no_end $scratch/p/byte $in/text
