@@ -28,6 +28,11 @@ class Error(Exception):
     """Bad input, or a program that failed. The message is one line."""
 
 
+def error_line(text):
+    """One line, whatever the names of files in it are."""
+    return "error: " + re.sub(r"[\0-\x1f\x7f]", "?", str(text))
+
+
 def run(main):
     """
     Runs main(): an Error becomes the line `error: ...` and exit code 1; Ctrl-C exit code 130. What cannot be printed is
@@ -43,14 +48,14 @@ def run(main):
                 raise
         flush_stdout()
     except Error as e:
-        sys.exit(f"error: {e}")
+        sys.exit(error_line(e))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of stdout has gone
         drop_stdout()
         sys.exit(1)
     except OSError as e:
-        sys.exit(f"error: {f'{e.filename}: ' if e.filename else ''}{e.strerror or e}")
+        sys.exit(error_line(f"{f'{e.filename}: ' if e.filename else ''}{e.strerror or e}"))
 
 
 class Parser(argparse.ArgumentParser):

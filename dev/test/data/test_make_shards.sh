@@ -308,6 +308,9 @@ broken "$b/snappy.parquet: row group 1 is damaged" $b/snappy.parquet
 broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
 broken "$b/two.parquet: has more than one column 'text'" $b/two.parquet
 broken "no/such/file: No such file" no/such/file
+broken "no?such?file: No such file" $'no\nsuch\rfile'
+cp $b/half.jsonl $b/$'two\nlines.jsonl'
+broken "$b/two?lines.jsonl:2: is not JSON" $b/$'two\nlines.jsonl'
 broken "no input" $in/text/empty
 gzip -c $in/text/empty >$scratch/empty.gz
 broken "the training split has no document" $scratch/empty.gz
