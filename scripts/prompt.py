@@ -73,6 +73,7 @@ def prompts(options):
 
 def main():
     options = parse()
+    sys.stdout.reconfigure(encoding="utf-8")  # as the trainer writes it, whatever the locale
     names = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")
     trainer = Trainer(**{name: getattr(options, name) for name in names}, quiet=True)
     cuts = {name: getattr(options, name) for name in CUTS}

@@ -239,6 +239,9 @@ class TestTokenizers(Case):
         script[-1] = self.own
         several = command(*script, *prompt, "--seed", 2, "--samples", 2).split("--- sample ")
         self.assertEqual(several[2], "2 of 2\n" + command(*script, *prompt, "--seed", 3))
+        greedy = [*map(str, script), "--prompt", "Größe", "--generate", "4", "--temperature", "0"]
+        latin = subprocess.run(greedy, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "latin1"})
+        self.assertEqual((latin.stdout.decode(), latin.stderr), (command(*greedy), b""))
         lines = subprocess.run([*map(str, script), "--prompt", "-", "--generate", "4"], input="One\n\nTwo",
                                capture_output=True, text=True, cwd=ROOT)
         self.assertEqual((lines.returncode, lines.stderr), (0, ""))
