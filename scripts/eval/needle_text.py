@@ -15,7 +15,7 @@ import random
 import re
 
 from fox import Error, Parser, counted, new_folder, run
-from needle import ask, random_pairs, read_text, state, text_files
+from needle import ADJECTIVES, NOUNS, ask, random_pairs, read_text, state, text_files
 
 
 def make_document(text, rng, needles):
@@ -48,12 +48,15 @@ def main():
     text = "".join(read_text(path) for path in text_files(options.haystack))
     if len(text) < options.length:
         raise Error(f"{options.haystack}: has {counted(len(text), 'character')}, fewer than --length")
+    needles, keys = max(1, options.length // options.every), len(ADJECTIVES) * len(NOUNS)
+    if needles > keys:
+        raise Error(f"--length and --every: {counted(needles, 'needle')} a document, of {counted(keys, 'key')}")
     with new_folder(options.out) as out:
         for i in range(options.documents):
             rng = random.Random(f"{options.seed} {i}")
             begin = rng.randrange(len(text) - options.length + 1)
             piece = text[begin:begin + options.length]
-            document = make_document(piece, rng, max(1, options.length // options.every))
+            document = make_document(piece, rng, needles)
             (out / f"{i:06d}.txt").write_text(document, encoding="utf-8")
 
 

@@ -382,6 +382,9 @@ class TestNeedle(Case):
         self.assertEqual(sorted(self.tmp.iterdir()), before)
         arguments[-3] = 10**6
         self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new")
+        (self.hay / "c.txt").write_text(haystack_text(60))
+        arguments[-3:] = [1601, "--every", 1]
+        self.dies("1601 needles a document, of 1600 keys", "needle_text.py", *arguments, "--out", self.tmp / "new")
 
 
 class TestPositions(Case):
