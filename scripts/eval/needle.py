@@ -216,8 +216,8 @@ def parse():
     add_sample_options(parser, 1)
     add("--train-length", type=int, metavar="T", help="of means and dashed line (default: as trained)")
     options = parser.parse_args()
-    if not options.lengths or not options.depths or options.samples < 1:
-        raise Error("--lengths, --depths or --samples: no cell")
+    if options.samples < 1:
+        raise Error("--samples: at least 1")
     if options.depths[0] < 0 or options.depths[-1] > 100:
         raise Error("--depths: percent, 0 to 100")
     return options

@@ -189,9 +189,11 @@ def finish(samples, options, wanted, measures, x, mark=None):
 
 
 def numbers(text):
-    """Rising integers: `A:B:STEP`, B included, or `A,B,...`."""
+    """Rising integers, at least one: `A:B:STEP`, B included, or `A,B,...`."""
     if ":" in text:
         first, last, step = map(int, text.split(":"))
+        if first > last or step < 1:
+            raise ValueError
         return list(range(first, last + 1, step))
     return sorted(set(map(int, text.split(","))))
 

@@ -155,6 +155,11 @@ class TestZeroShot(TaskCase):
         self.dies("--lengths: missing", script, "corrupted", *new, *self.data)
         self.dies("--shares: percent", script, "corrupted", *new, *self.data, "--lengths", 9, "--shares", "0,101")
         self.dies("at least 1", script, "copy", *new, *self.data, "--gaps", 0)
+        for gaps in "5:1:1", "1:5:0", "5:1:-1":
+            done = self.start(script, "copy", *new, *self.data, "--gaps", gaps)
+            self.assertEqual(done.stderr, f"error: argument --gaps: invalid numbers value: '{gaps}'\n")
+        write_shard(self.tmp / "empty.bin", [])
+        self.dies("empty.bin: contains no tokens", script, "copy", *new, "--data", self.tmp / "empty.bin")
 
     @needs_plots
     def test_pictures(self):

@@ -56,6 +56,8 @@ class HeldOut:
         size = {1: 2, 2: 4}.get(version, 0)
         if magic != 20240520 or len(data) != 1024 + count * size:
             raise Error(f"{path}: not a shard of tokens of version 1 or 2, or cut off")
+        if not count:
+            raise Error(f"{path}: contains no tokens")
         return memoryview(data)[1024:].cast("H" if size == 2 else "I"), doc_len or count
 
     def piece(self, n, rng):
