@@ -32,23 +32,25 @@ def smooth(values, window):
 
 
 def perplexities(loss):
-    """P(1), P(2), ..."""
-    return [math.exp(total / n) for n, total in enumerate(itertools.accumulate(loss), 1)]
+    """P(1), P(2), ...; infinite where a float cannot hold it."""
+    means = (total / n for n, total in enumerate(itertools.accumulate(loss), 1))
+    return [math.exp(mean) if mean < 700 else math.inf for mean in means]
 
 
-def refuse_masked(path, result):
-    """Data with a mask has no L(i) and P(l) of whole sequences."""
+def check_losses(path, result):
+    """An Error unless a file's result has finite losses. Data with a mask has no L(i) and P(l) of whole sequences."""
+    loss = result.get("loss")
     if result.get("targets", result.get("tokens")) != result.get("tokens"):
         raise Error(f"{path}: measured on data with a mask; it has loss_mean and accuracy of the targets that count")
+    if not isinstance(loss, list) or not loss or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in loss):
+        raise Error(f"{path}: not a result of --eval: no list of losses")
 
 
 def read_eval(path):
     """The result of --eval in a file. An Error if it is another file, or has fewer than FIRST positions."""
     result = read_json(path)
-    loss = result.get("loss")
-    refuse_masked(path, result)
-    if not isinstance(loss, list) or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in loss):
-        raise Error(f"{path}: not a result of --eval: no list of losses")
+    check_losses(path, result)
+    loss = result["loss"]
     if len(loss) < FIRST:
         raise Error(f"{path}: has {counted(len(loss), 'position')}; the picture begins at {FIRST}")
     if len(result.get("loss_error") or loss) != len(loss):

@@ -12,7 +12,7 @@ import math
 
 from fox import Error, Parser, named_files, read_json, run
 from needle import mean_and_error
-from positions import perplexities, refuse_masked
+from positions import check_losses, perplexities
 
 # The paper's columns: title, task, metric
 SHORT = [
@@ -56,7 +56,7 @@ class Model:
                 for task, metrics in result["results"].items():
                     self.tasks[task] = read_metrics(metrics)
             elif "loss" in result:
-                refuse_masked(p, result)
+                check_losses(p, result)
                 self.evals.append(result)
             elif "cells" in result:
                 self.needles.append(result)

@@ -397,6 +397,7 @@ class TestPositions(Case):
             self.assertAlmostEqual(smoothed[i], sum(window) / len(window))
         for n in (1, 128, 300):
             self.assertAlmostEqual(positions.perplexities(loss)[n - 1], math.exp(sum(loss[:n]) / n))
+        self.assertEqual(positions.perplexities([0, 11133]), [1, math.inf])
 
     def test_refuses(self):
         path = self.tmp / "e.json"
@@ -406,6 +407,9 @@ class TestPositions(Case):
             path.write_text(text)
             self.dies(expected, "positions.py", path)
         self.dies("data with a mask", "results.py", f"masked={path}")
+        for loss in "[]", "[1, null]", '"text"':
+            path.write_text(f'{{"loss": {loss}}}')
+            self.dies("no list of losses", "results.py", path)
         self.dies("--window must be odd", "positions.py", path, "--window", 100)
 
 
