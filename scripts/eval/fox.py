@@ -186,7 +186,7 @@ class Tokenizer:
 class Trainer:
     """
     The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
-    Its stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a
+    Its stderr is ours, but for the error that it ends with, which the Error has. Several workers are several such processes; each takes blocks of BLOCK requests in a
     row, so that a question's choices stay together. ids: of a model without a tokenizer, whose answers are ids.
     quiet: without the line in which a program says, at its end, how many answers it gave.
     """
@@ -204,6 +204,7 @@ class Trainer:
         self.init, self.vocab, self.json_escape = Path(init), vocab, json_escape
         self.tokenizer, self.ids, self.quiet = None, ids, quiet  # tokenizer: that the trainer does not have
         self.workers, self.processes, self.lines, self.warners = workers, [], queue.Queue(), {}
+        self.errors = {}  # the last one that a program wrote
         self.waiting = set()  # requests that have no answer yet
 
     def _start(self):
@@ -211,8 +212,8 @@ class Trainer:
             gpu = {"CUDA_VISIBLE_DEVICES": str(k)} if self.workers > 1 else {}
             try:
                 process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           stderr=subprocess.PIPE if self.quiet else None,
-                                           encoding="utf-8", env={**os.environ, **gpu})
+                                           stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
+                                           env={**os.environ, **gpu})
             except OSError as e:
                 program = Path(self.command[0])
                 hint = f"; build it: make {program.name}" if program.parent == ROOT else ""
@@ -220,9 +221,8 @@ class Trainer:
             self.processes.append(process)
             atexit.register(self._stop, process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
-            if self.quiet:
-                self.warners[process] = threading.Thread(target=self._warn, args=(process,), daemon=True)
-                self.warners[process].start()
+            self.warners[process] = threading.Thread(target=self._warn, args=(process,), daemon=True)
+            self.warners[process].start()
         if not self.vocab and (self.init / "tokenizer.json").exists() and not self._writes_text():
             self.tokenizer = Tokenizer(self.init, self.json_escape)
 
@@ -231,7 +231,7 @@ class Trainer:
         self._write(0, [{"type": "generate", "prompt": [], "max_tokens": 1, "temperature": 0, "until": []}])
         process, line = self.lines.get()
         if line is None:
-            raise Error(f"{self.command[0]} ended with exit code {self._wait(process)} before its first answer")
+            raise self._ended(process, "before its first answer")
         return self._parse(line).get("text") is not None
 
     def _parse(self, line):
@@ -253,9 +253,13 @@ class Trainer:
 
     def _wait(self, process):
         """The exit code of a program, after its last words."""
-        if process in self.warners:
-            self.warners[process].join()
+        self.warners[process].join()
         return process.wait()
+
+    def _ended(self, process, when):
+        """The Error of a program that should not have ended."""
+        code = self._wait(process)
+        return Error(f"{self.command[0]} ended with exit code {code} {when}{self.errors.get(process, '')}")
 
     def _read(self, process):
         for line in process.stdout:
@@ -264,7 +268,9 @@ class Trainer:
 
     def _warn(self, process):
         for line in process.stderr:
-            if not re.match(r"\d+ answers?, ", line):
+            if line.startswith("error: "):
+                self.errors[process] = f": {line.removeprefix('error: ').rstrip()}"
+            elif not (self.quiet and re.match(r"\d+ answers?, ", line)):
                 sys.stderr.write(line)
 
     def _write(self, worker, requests):
@@ -291,8 +297,7 @@ class Trainer:
         while waiting:
             process, line = self.lines.get()
             if line is None:
-                raise Error(f"{self.command[0]} ended with exit code {self._wait(process)} after "
-                            f"{len(requests) - len(waiting)} of {counted(len(requests), 'answer')}")
+                raise self._ended(process, f"after {len(requests) - len(waiting)} of {counted(len(requests), 'answer')}")
             answer = self._parse(line)
             i = answer.get("id")
             if "error" in answer:

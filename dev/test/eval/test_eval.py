@@ -75,6 +75,12 @@ class TestTrainer(Case):
             list(fox.Trainer(self.tmp, "nowhere/train_fox").answers(asked))
         with self.assertRaisesRegex(fox.Error, "not an answer: --init hello"):
             list(fox.Trainer("hello", "/bin/echo").answers(asked))
+        failing = self.tmp / "failing"
+        failing.write_text("#!/bin/sh\nprintf 'warning: slow\\nerror: no \\377\\n' >&2\nexit 1\n")
+        failing.chmod(0o755)
+        for script in ["../prompt.py"], ["tasks/keys.py", "text", "--updates", 3, "--out", self.tmp / "out.json"]:
+            done = self.start(*script, "--init", self.model(), "--trainer", failing)
+            self.assertRegex(done.stderr.replace("0/32 samples\n", ""), "^warning: slow\nerror: .*ing ended .*: no \ufffd\n$")
 
     def test_run_folder(self):
         """As the trainer's --init: the newest checkpoint of a run that has a model, or the folder itself."""
