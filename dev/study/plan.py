@@ -21,10 +21,17 @@ RESULTS = HERE / "results.jsonl"  # a run a line, as thinned() has it, in the or
 CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}
 
 
+def read_text(path):
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Error(f"{path}: is not UTF-8")
+
+
 def read_lines(path):
     """The runs, in order."""
     every, lines = [], []
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(read_text(path).splitlines(), 1):
         words = text.split()
         if not words or words[0].startswith("#"):
             continue
@@ -47,7 +54,7 @@ def read_lines(path):
 
 def read_sets(path, kind):
     """{name: options} of the lines `data NAME OPTIONS` or `test NAME OPTIONS`, in order."""
-    rows = [text.split() for text in Path(path).read_text(encoding="utf-8").splitlines()]
+    rows = [text.split() for text in read_text(path).splitlines()]
     return {words[1]: words[2:] for words in rows if len(words) > 2 and words[0] == kind}
 
 
@@ -78,7 +85,7 @@ def read_results(*paths):
     results = {}
     for path in map(Path, paths):
         if path.suffix == ".jsonl" and path.exists():
-            for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for number, text in enumerate(read_text(path).splitlines(), 1):
                 try:
                     result = json.loads(text)
                     results[result["name"]] = result
@@ -94,7 +101,12 @@ def read_results(*paths):
 
 def add_results(path, folder, lines):
     """Takes the results of a folder into a .jsonl file, in the order of the lines, each in place of an older one of its name."""
+    if not Path(folder).is_dir():
+        raise Error(f"--add {folder}: not a folder")
     added = read_results(folder)
+    for name, result in added.items():
+        if not {"name", "options"} <= result.keys() or not {"corpus", "diverged"} & result.keys():
+            raise Error(f"{Path(folder) / name}.json: not the result of a run")
     results, order = read_results(path, folder), {line.name: i for i, line in enumerate(lines)}
     if unknown := sorted(set(results) - set(order)):
         raise Error(f"{unknown[0]}: a result of no run of runs.txt")

@@ -404,7 +404,7 @@ def main():
     if options.add:
         print(f"{options.results}: added {counted(plan.add_results(options.results, options.add, lines), 'result')}")
     report = Report(lines, plan.read_results(options.results), corpora, sets)
-    page = options.page.read_text(encoding="utf-8")
+    page = plan.read_text(options.page)
     filled = fill(page, report)
     if filled != page:
         write_file(options.page, filled)

@@ -382,6 +382,20 @@ else
     skip "training beside fox.py: no PyTorch"
 fi
 
+# --add takes nothing from a folder that is not there, or of what is no result, and files are text
+cp dev/study/results.jsonl $scratch/kept.jsonl
+add() { $python dev/study/report.py --no-pictures --page $scratch/page.md --results $scratch/kept.jsonl --add "$@"; }
+cp dev/STUDY.md $scratch/page.md
+dies "--add $scratch/none: not a folder" add $scratch/none
+mkdir $scratch/added
+echo '{"name": "lr_fox-pro_1e-3"}' >$scratch/added/lr_fox-pro_1e-3.json
+dies "added/lr_fox-pro_1e-3.json: not the result of a run" add $scratch/added
+same dev/study/results.jsonl $scratch/kept.jsonl
+rm $scratch/added/*
+printf '\xff\n' >$scratch/bytes.txt
+dies "bytes.txt: is not UTF-8" add $scratch/added --runs $scratch/bytes.txt
+dies "bytes.txt: is not UTF-8" add $scratch/added --page $scratch/bytes.txt
+
 # tables; the page in the repository is what its results make
 check "tables" $python dev/test/study/report.py $scratch/report
 report_of() {
