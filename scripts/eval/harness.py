@@ -147,6 +147,8 @@ def cut_middle(tokenizer, text, most):
 def main():
     parser = options_parser()
     ours, theirs = parser.parse_known_args()
+    if ours.longbench is not None and ours.longbench < 2:
+        raise Error("--longbench: at least 2")
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}
     sys.argv = ["lm_eval", "run", "--model", "fox", "--model_args", json.dumps(arguments), *theirs]

@@ -136,6 +136,10 @@ class TestTrainer(Case):
         self.assertEqual(self.harness("SystemExit(2)", "--tasks", "piqa", "--longbnech=3", "--limit", "5"),
                          (2, "note: --longbnech: is --longbench meant?\n"))
 
+    def test_length_of_longbench(self):
+        for least in "0", "1", "-5":
+            self.assertEqual(self.harness("None", f"--longbench={least}"), (1, "error: --longbench: at least 2\n"))
+
     def test_package_of_a_task(self):
         """As RULER's wonderwords."""
         self.assertEqual(self.harness("ImportError('install `wonderwords`')", "--tasks", "ruler"),
