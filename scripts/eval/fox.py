@@ -208,8 +208,10 @@ class Trainer:
         self.waiting = set()  # requests that have no answer yet
 
     def _start(self):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = list(map(str, range(self.workers))) if visible is None else visible.split(",")
         for k in range(self.workers):
-            gpu = {"CUDA_VISIBLE_DEVICES": str(k)} if self.workers > 1 else {}
+            gpu = {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if self.workers > 1 else {}
             try:
                 process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                            stderr=subprocess.PIPE, encoding="utf-8", errors="replace",

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from eval_case import FAKE, PLOTS, ROOT, Case, needs_plots, needs_tokenizers, run_tests
+from eval_case import FAKE, PLOTS, ROOT, Case, needs_plots, needs_tokenizers, run_tests, stop
 from eval_harness import TestHarness  # noqa: F401: run here, too
 
 import fake_requests
@@ -61,6 +61,22 @@ class TestTrainer(Case):
         one, three = self.trainer(folder), self.trainer(folder, workers=3)
         self.assertEqual(dict(one.answers(asked)), dict(three.answers(asked)))
         self.assertEqual(len(three.processes), 3)
+
+    def test_workers_have_the_gpus_that_are_named(self):
+        program, asked = self.tmp / "program", [{"type": "rolling", "text": "x"}]
+        program.write_text(f'#!/bin/sh\necho "gpu $CUDA_VISIBLE_DEVICES" >>"{self.tmp}/gpus"\nexec "{FAKE}" "$@"\n')
+        program.chmod(0o755)
+        for given, want in (None, "012"), ("5,GPU-a", "55GPU-a"), ("", ""), ("7,8,9", "789"):
+            environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+            cleared = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+            with mock.patch.dict(os.environ, {**cleared, **environment}, clear=True):
+                trainer = fox.Trainer(self.model(), program, workers=3)
+                list(trainer.answers(asked))
+            for process in trainer.processes:
+                stop(process)
+            found = sorted((self.tmp / "gpus").read_text().replace("gpu ", "").splitlines())
+            self.assertEqual("".join(found), want)
+            (self.tmp / "gpus").unlink()
 
     def test_failures_are_one_line(self):
         asked = [{"type": "rolling", "text": "x"}] * 10
