@@ -186,8 +186,9 @@ class Tokenizer:
 class Trainer:
     """
     The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
-    Its stderr is ours, but for the error that it ends with, which the Error has. Several workers are several such processes; each takes blocks of BLOCK requests in a
-    row, so that a question's choices stay together. ids: of a model without a tokenizer, whose answers are ids.
+    Its stderr is ours, but for the error that it ends with, which the Error has. Several workers are several such
+    processes; each takes blocks of BLOCK requests in a row, so that a question's choices stay together. ids: of a
+    model without a tokenizer, whose answers are ids.
     quiet: without the line in which a program says, at its end, how many answers it gave.
     """
 
