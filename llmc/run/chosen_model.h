@@ -67,8 +67,8 @@ static inline bool model_turns_off(const char* value) {
 }
 
 // Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its
-// value turns the key off, or of initial weights to a model that --init has weights of.
-static inline void model_check_keys(const Options* o, const Config* c) {
+// value turns the key off, or of initial weights to a model that --init has weights of and no run `resumed`.
+static inline void model_check_keys(const Options* o, const Config* c, bool resumed) {
     enum { GATE_KEYS = 5, FIRST_INITIAL = 2, KEYS = 10 }; // both kinds have 2, 3 and 4
     static const char* const keys[KEYS] = {
         "log_pruning_tolerance=", "pruning_rule=",      "fgate_bias_init=",          "decay_time_min=",
@@ -80,7 +80,7 @@ static inline void model_check_keys(const Options* o, const Config* c) {
             if (strncmp(item, keys[k], strlen(keys[k])) != 0) continue;
             if (k < GATE_KEYS && !config_has_gate(c) && !model_turns_off(value))
                 die("--set %s: this model has no forget gate (fgate_type is none)", item);
-            if (k >= FIRST_INITIAL && o->init)
+            if (k >= FIRST_INITIAL && o->init && !resumed)
                 die("--set %s: of initial weights, and --init has weights: leave it out", item);
         }
 }
@@ -223,7 +223,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
     model_set(&c, o);
     if (!o->init) model_complete(&c, o, known);
     model_complete_rope(&c, o, known, recipe);
-    model_check_keys(o, &c);
+    model_check_keys(o, &c, known != NULL);
     if (config_is_stack(&c)) model_check_attention_keys(o, &c);
     if (model_sets(o, "rope_base") && !config_uses_rope(&c))
         die("--set rope_base: no layer has RoPE: set use_rope=true, or attention:rope in layer_types, or "

@@ -103,13 +103,13 @@ static inline double resume_ntk_factor(const char* item) {
 }
 
 // Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the
-// checkpoint, but the rope_base that it made of that of --init.
+// checkpoint, but the rope_base that it made of the one before. A preset tells that again.
 static inline void resume_check_ntk(const Run* run, const Options* o) {
     const Options* before = &run->before;
     for (int i = 0; i < o->set.count; i++) {
         const char* item = o->set.items[i];
         const double factor = resume_ntk_factor(item);
-        bool recorded = factor == 0 || !o->init;
+        bool recorded = factor == 0 || o->model;
         for (int k = 0; k < before->set.count; k++)
             recorded |= resume_ntk_factor(before->set.items[k]) == factor;
         if (!recorded) die("--set %s: the run in %s began without it; leave it out", item, resume_name(run));
@@ -118,7 +118,8 @@ static inline void resume_check_ntk(const Run* run, const Options* o) {
 
 // The checkpoint has the model, and --init is not read again. But a model named on the command line must be
 // the same, or the user means another run. What names it stays as recorded: the same model can be described
-// in several ways, and the folder of --init may have a newer checkpoint by now.
+// in several ways, and the folder of --init may have a newer checkpoint by now. --set alone is compared with
+// the checkpoint's own model.
 static inline void resume_check_model(Run* run, const CommandLine* line) {
     const Options *o = &line->options, *before = &run->before;
     if (!o->model && !o->init && o->set.count == 0) return;
@@ -127,7 +128,10 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
             o->init, resume_name(run), before->init ? before->init : before->model);
     resume_check_ntk(run, o);
     Recipe recipe;
-    const Config c = model_choose(&run->options, &run->config, &recipe);
+    Options described = run->options;
+    if (!o->model && !o->init)
+        described.model = NULL, described.init = run->checkpoint, described.recipe = OPTION_UNSET;
+    const Config c = model_choose(&described, &run->config, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);
     json_begin_object(&ours, NULL), json_begin_object(&theirs, NULL);
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) { // as texts: padding bytes of the structs may differ

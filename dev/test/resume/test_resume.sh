@@ -172,6 +172,12 @@ rotations() {
         "$trainer" --init "$plain" $start --set rope_scaling=ntk:8 --out "$base-ntk" --resume
     dies "of a model with another rope_scaling than the command line's" \
         "$trainer" --init "$plain" $start --set rope_scaling=yarn:8 --out "$base-yarn" --resume
+    check "ntk of a preset" run $short "$base" --set use_rope=true --set rope_scaling=ntk:4 --max-steps 1
+    for out in "$base" "$base-ntk"; do
+        check "ntk again" resume "$out" --set rope_scaling=ntk:4 --max-steps 4
+        dies "--set rope_scaling=ntk:8: the run in $out began without it" resume "$out" --set rope_scaling=ntk:8
+    done
+    dies "of a model with another rope_base than the command line's" resume "$base" --set rope_base=123
     for kind in null yarn:8; do # of longer rotations: the length of the first training stays
         check "$kind" "$trainer" --init "$base-yarn" --dry-run config --set rope_scaling=$kind
     done
@@ -180,14 +186,18 @@ rotations() {
 
 # How a full gate was initialized is in trainer.json: the paper's code refuses it in config.json.
 initialization() {
-    local out=$scratch/initialized gate="--set fgate_bias_init=true --set decay_time_max=64" step
+    local out=$scratch/initialized gate="--set fgate_bias_init=true --set decay_time_max=64" step kind
     check "a run" run $short "$out" $gate --save-every 5 --max-steps 10 --keep 0
     step=$out/step_00000010
     check "as the paper's code has it" grep -q '"fgate_bias_init": false' "$step/config.json"
     check "as the paper's code has it" grep -q '"decay_time_max": null' "$step/config.json"
     dies "of a model with another decay_time_max than the command line's" run $short "$out" $gate --resume --set decay_time_max=65
     dies "of a model with another fgate_bias_init than the command line's" "$trainer" $options --out "$out" --resume
+    for kind in decay_time_max=65 num_heads=4; do # beside it the checkpoint's own model
+        dies "of a model with another ${kind%=*} than the command line's" resume "$out" --set $kind
+    done
     equals 10 "$(checkpoints "$out" | awk '{ print $NF }')"
+    check "an item of --set" resume "$out" --set decay_time_max=64 --max-steps 11
     check "the same command" run $short "$out" $gate --resume
     check "uninterrupted" run $short "$scratch/uninterrupted" $gate
     same "$out/step_00000020/model.safetensors" "$scratch/uninterrupted/step_00000020/model.safetensors"
