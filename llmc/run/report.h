@@ -42,7 +42,7 @@ static inline void run_check_cooldown(const Run* run) {
 }
 
 // Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again: at once, or
-// after it has fallen into a longer warm-up.
+// after it has fallen into a longer warm-up. From a step whose middle lies in the warm-up it only goes on.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
     Options is = *o, was = *before;
@@ -50,7 +50,7 @@ static inline void run_check_rise(const Run* run, Logger* l) {
     const int64_t tokens = run->state.tokens, step = before->batch_tokens;
     const bool warming = tokens < o->warmup_tokens;
     char text[256];
-    if (tokens < step || (!warming && tokens < before->warmup_tokens)) return;
+    if (tokens < step || (!warming && tokens - step / 2 < before->warmup_tokens)) return;
     const double last = schedule_lr(&was, tokens - step, step);
     const double next = schedule_lr(&is, tokens, o->batch_tokens);
     const bool falls = warming && next < 0.95 * last, peaked = tokens >= before->warmup_tokens;

@@ -9,7 +9,7 @@ data="--data $scratch/files/shards/text.bin"
 tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32
     --seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"
 # shellcheck disable=SC2086
-train() { "$trainer" "$@" $tiny $data; }
+train() { "$trainer" $tiny $data "$@"; }
 resume() { "$trainer" --resume --out "$@"; }
 # last OUT: the newest checkpoint
 last() { find "$1" -name 'step_*' | sort | tail -n 1; }
@@ -99,6 +99,9 @@ dies "--lr 0.1 (was 0.002): the run in $run is at step 3 of 20, behind --max-ste
 # A longer warm-up on the way lets the learning rate fall and rise again; a shorter one, or the same, does not
 check "a run in its warm-up" train --out "$scratch/rise" --max-steps 1
 check "the same warm-up" resume "$scratch/rise" --max-steps 2
+equals "" "$(cat "$scratch/stderr")"
+check "one that ended within the last step" train --out "$scratch/ragged" --warmup-tokens 40 --max-steps 1
+check "goes on" resume "$scratch/ragged" --max-steps 2
 equals "" "$(cat "$scratch/stderr")"
 check "a longer one" resume "$scratch/rise" --max-steps 3 --warmup-tokens 640
 said "at 128 tokens the learning rate falls, from 0.75 to 0.25 of --lr, and rises again up to 640: --warmup-tokens was 128" stderr
