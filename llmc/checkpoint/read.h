@@ -70,7 +70,7 @@ typedef struct {
 static inline bool checkpoint_verify_file(const char* path, const BlockList* list, World* world, Error* err) {
     struct stat st;
     CheckpointProgress progress = {world, 0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC), item = json_first(list->record, list->list);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), item = json_first(list->record, list->list);
     if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
     bool ok = fstat(fd, &st) == 0 || fail(err, "%s: cannot stat: %s", path, strerror(errno));
     const int64_t recorded = json_count(list->record, list->list), size = ok ? (int64_t)st.st_size : 0;

@@ -77,7 +77,7 @@ damage() {
     rm -rf "$out"
     cp -r "$scratch/$of" "$out"
     (cd "$out/step_00000010" && "$@")
-    check "resume: $what" resume "$out" --save-every 10
+    check "resume: $what" timeout 120 "$trainer" --resume --out "$out" --save-every 10
     equals 1 "$(grep -c '^warning: .*step_00000010.*; going back to the checkpoint before it$' "$scratch/stderr")"
     equals 1 "$(wc -l <"$scratch/stderr")"
     ends_same $short "$out"
@@ -126,6 +126,7 @@ damaged() {
             said "step_00000010/$file: " stderr
         done
     done
+    damage "a pipe" sh -c "rm optimizer.safetensors; mkfifo optimizer.safetensors"
     damage "another learning rate" sed -i 's/"lr": [0-9.]*/"lr": 0.5/' trainer.json
     damage "no checksums" sed -i 's/"checksums"/"sums"/' trainer.json
     damage "another model" sed -i 's/"rope_base": 500000/"rope_base": 500001/' config.json
