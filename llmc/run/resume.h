@@ -126,6 +126,9 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     if (o->init && (before->init || before->model) && !init_is(o->init, before->init))
         die("--init %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
             o->init, resume_name(run), before->init ? before->init : before->model);
+    if (o->model && before->init)
+        die("--model %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
+            o->model, resume_name(run), before->init);
     resume_check_ntk(run, o);
     Recipe recipe;
     Options described = run->options;

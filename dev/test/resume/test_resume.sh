@@ -146,6 +146,7 @@ from_a_run() {
     check "its record" grep -q "\"init\": \"$from/step_00000005\"" "$out/step_00000010/trainer.json"
     dies "--init $scratch/$short: the run in $out started from $from/step_00000005" \
         "$trainer" --init "$scratch/$short" --out "$out" --resume
+    dies "--model fox-pro-nano: the run in $out started from $from/step_00000005" resume "$out" --model fox-pro-nano
     dies "of a model with another use_rope than the command line's; leave --model, --init and --set out, or choose" \
         "$trainer" $start --set use_rope=true --out "$out" --resume
     check "another starts from the newest" "$trainer" $start --out "$scratch/pupil2" --max-steps 1
