@@ -57,7 +57,8 @@ def read_losses(runs):
 
 def training_loss(log):
     last = [line["loss"] for line in log.steps[-math.ceil(len(log.steps) / 20):]]
-    return math.inf if None in last else statistics.fmean(last)
+    known = [loss for loss in last if loss is not None]  # null: none of the step's targets counts
+    return statistics.fmean(known) if known else math.inf
 
 
 def search(start, losses):
