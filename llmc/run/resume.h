@@ -132,8 +132,11 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     resume_check_ntk(run, o);
     Recipe recipe;
     Options described = run->options;
-    if (!o->model && !o->init)
-        described.model = NULL, described.init = run->checkpoint, described.recipe = OPTION_UNSET;
+    if (!o->model && !o->init) {
+        described.model = NULL;
+        described.init = run->checkpoint;
+        described.recipe = OPTION_UNSET;
+    }
     const Config c = model_choose(&described, &run->config, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);
     json_begin_object(&ours, NULL), json_begin_object(&theirs, NULL);
