@@ -1,5 +1,5 @@
 /*
-Helpers of test_shard.c and test_dataloader.c: datasets whose tokens follow from a formula.
+Helpers of the tests of shards and loaders: datasets whose tokens follow from a formula.
 */
 #pragma once
 
