@@ -67,7 +67,7 @@ static inline bool model_turns_off(const char* value) {
 }
 
 // Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its
-// value turns the key off, or of initial weights to a model that --init has weights of and no run `resumed`.
+// value turns the key off; of initial weights where --init has weights. A `resumed` run may repeat the latter.
 static inline void model_check_keys(const Options* o, const Config* c, bool resumed) {
     enum { GATE_KEYS = 5, FIRST_INITIAL = 2, KEYS = 10 }; // both kinds have 2, 3 and 4
     static const char* const keys[KEYS] = {
@@ -94,7 +94,7 @@ static inline bool model_sets(const Options* o, const char* key) {
 }
 
 // Dies where --set gives a key of attention to a stack that has none, unless its value turns the key off.
-// num_heads is one, too, but with hidden_size, which it has to divide in any model.
+// num_heads counts as one, but not beside --set hidden_size: it has to divide the width of any model.
 static inline void model_check_attention_keys(const Options* o, const Config* c) {
     for (int i = 0; i < o->set.count && !config_has_attention(c); i++)
         for (int k = 0; k < NUM_CONFIG_KEYS; k++) {

@@ -42,7 +42,8 @@ static inline void run_check_cooldown(const Run* run) {
 }
 
 // Warns, in the log too, where a resumed run's learning rate, as a share of --lr, rises again: at once, or
-// after it has fallen into a longer warm-up. From a step whose middle lies in the warm-up it only goes on.
+// after it has fallen into a longer warm-up. A warm-up that ends in the second half of the last step is no
+// reason: that step's rate was still rising.
 static inline void run_check_rise(const Run* run, Logger* l) {
     const Options *o = &run->options, *before = &run->before;
     Options is = *o, was = *before;

@@ -102,8 +102,8 @@ static inline double resume_ntk_factor(const char* item) {
     return ok && r.type == ROPE_NTK ? r.factor : 0;
 }
 
-// Dies where --set gives another rope_scaling=ntk than the run began with: its factor is not in the
-// checkpoint, but the rope_base that it made of the one before. A preset tells that again.
+// Dies where --set gives another rope_scaling=ntk than the run began with. The checkpoint has the rope_base
+// that ntk led to, not its factor; with --model that rope_base is computed again and compared.
 static inline void resume_check_ntk(const Run* run, const Options* o) {
     const Options* before = &run->before;
     for (int i = 0; i < o->set.count; i++) {

@@ -53,7 +53,7 @@ typedef struct {
     int64_t max_entries;
     int64_t* held; // [slots] tokens after the slot's last pass
     bool* stale;   // [slots] the device's page table lacks columns before those
-    bool copied;   // pages, since the last pass
+    bool copied;   // a page has been copied since the last pass
 } DeviceCache;
 
 // ----------------------------------------------------------------------------
