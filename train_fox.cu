@@ -73,9 +73,10 @@ static AttentionActs attention_acts(const Layer* layer) {
 }
 
 static size_t attention_mixer_scratch_bytes(const Layer* layer) {
-    HeadShape shape = attention_shape_of(layer);
-    size_t kernels = layer->cudnn ? attention_cudnn_workspace(&shape, layer->deterministic)
-                                  : attention_scratch_bytes(&shape);
+    const HeadShape shape = attention_shape_of(layer);
+    const bool backward = !layer->forward_only;
+    const size_t kernels = layer->cudnn ? attention_cudnn_workspace(&shape, layer->deterministic, backward)
+                                        : attention_scratch_bytes(&shape, backward);
     return std::max({kernels, forget_gate_scratch_bytes(&shape), pruning_scratch_bytes(&shape)});
 }
 
@@ -398,10 +399,11 @@ static Pass pass_plan(Model* model, int64_t B, int64_t T, Recompute recompute) {
 
 static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {.B = B, .T = T};
-    size_t bytes = embedding_scratch_bytes(B * T, model->config.hidden_size);
+    const bool forward_only = recompute == FORWARD_ONLY;
+    size_t bytes = forward_only ? 0 : embedding_scratch_bytes(B * T, model->config.hidden_size);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         Layer layer = model_layer(model, &pass, l);
-        layer.forward_only = recompute == FORWARD_ONLY;
+        layer.forward_only = forward_only;
         bytes = std::max(bytes, model_mixer(model, l)->scratch_bytes(&layer));
     }
     return bytes;

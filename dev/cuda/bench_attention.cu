@@ -75,7 +75,7 @@ struct Case {
         lse = device_array<float>(tokens), dcum_logf = device_array<float>(tokens),
         bias = device_array<float>(NH);
         cum_logf = device_array<double>(tokens);
-        scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape));
+        scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape, true));
         gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(&shape));
         Config config = config_defaults();
         config.num_heads = NH, config.decay_time_min = 2, config.decay_time_max = 16384;

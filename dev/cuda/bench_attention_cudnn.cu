@@ -25,9 +25,9 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     for (int64_t i = 0; i < rows; i++) gates[(size_t)i] = -1e-3 * (double)(i % T);
     CUDA_CHECK(cudaMemcpy(cum_logf, gates.data(), gates.size() * sizeof(double), cudaMemcpyHostToDevice));
     HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0, NULL};
-    char* scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape));
-    char* workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, true));
-    char* fast_workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, false));
+    char* scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape, true));
+    char* workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, true, true));
+    char* fast_workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, false, true));
 
     enum {
         GATED,

@@ -77,9 +77,9 @@ static inline const char* attention_path(void) {
     ((shape)->dh == 64 ? ATTENTION_WINDOWED(FUNCTION, 64, a, shape)                                          \
                        : ATTENTION_WINDOWED(FUNCTION, 128, a, shape))(a, shape, stream)
 
-// Bytes of scratch on the current GPU
-static inline size_t attention_scratch_bytes(const HeadShape* s) {
-    return attention_scratch_of(s, attention_runs_sm90());
+// Bytes of scratch on the current GPU: of the backward pass, which needs the most, or of a forward pass alone
+static inline size_t attention_scratch_bytes(const HeadShape* s, bool backward) {
+    return backward ? attention_scratch_of(s, attention_runs_sm90()) : sizeof(unsigned); // a counter of tiles
 }
 
 // Writes o and lse.

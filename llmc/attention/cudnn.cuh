@@ -406,14 +406,15 @@ static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
     return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }
 
-// Bytes of scratch that either pass needs; a smaller shape may need more. A deterministic backward pass
-// stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other one stores the float
-// sums of dq.
-static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
+// Bytes of scratch that a forward pass needs, with `backward` that either pass needs; a smaller shape may need
+// more. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens;
+// any other one stores the float sums of dq.
+static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic, bool backward) {
     size_t first = (size_t)cudnn_plan(CUDNN_FORWARD, s)->workspace;
-    const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
-    size_t second = 2 * attention_group_bytes(s) + attention_delta_bytes(s) +
-                    attention_cudnn_dq_bytes(backward) + (size_t)backward->workspace;
+    if (!backward) return first;
+    const CudnnPlan* plan = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
+    size_t second = 2 * attention_group_bytes(s) + attention_delta_bytes(s) + attention_cudnn_dq_bytes(plan) +
+                    (size_t)plan->workspace;
     return first > second ? first : second;
 }
 
@@ -469,7 +470,7 @@ static inline void attention_cudnn_backward(const AttentionBackward* a, const He
 static inline void attention_cudnn_missing(void) {
     die("this program was built without cuDNN: build it with USE_CUDNN=1, or use --attention fox");
 }
-static inline size_t attention_cudnn_workspace(const HeadShape*, bool) {
+static inline size_t attention_cudnn_workspace(const HeadShape*, bool, bool) {
     attention_cudnn_missing();
     return 0;
 }

@@ -46,8 +46,8 @@ static inline int64_t gpu_exchange_bytes(const Config* c, const ParamTable* tabl
            6 * (matmul_padded(table->by_layer[0].proj.rows) + c->hidden_size) * c->hidden_size;
 }
 
-// Bytes of activations and scratch of a pass over [B,T] tokens, T of a sequence on each of `ranks` GPUs that
-// share it, of a model whose mixer is attention: what model_planned_bytes of train_fox.cu is without a GPU.
+// Bytes of activations and scratch of a training pass over [B,T] tokens, T of a sequence on each of `ranks`
+// GPUs that share it, of a model whose mixer is attention: model_planned_bytes of train_fox.cu without a GPU.
 static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
                                      int ranks, bool with_fp8, Recompute recompute) {
     const int64_t L = c->num_hidden_layers;

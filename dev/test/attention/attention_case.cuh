@@ -41,7 +41,7 @@ struct Results {
           scratch(bytes(s)) {}
     static size_t bytes(const Shape& s) {
         HeadShape shape = s.head_shape();
-        return attention_scratch_bytes(&shape);
+        return attention_scratch_bytes(&shape, true);
     }
     void queue(const Inputs& in, const AttentionBounds* bounds) {
         HeadShape shape = in.s.head_shape();

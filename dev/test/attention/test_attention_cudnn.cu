@@ -60,14 +60,14 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh, int64_t KVH
              (long long)NH, (long long)KVH, (long long)dh);
     HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0, NULL, KVH};
     Results ours(n, keys, rows);
-    Buffer<char> scratch(attention_scratch_bytes(&shape));
+    Buffer<char> scratch(attention_scratch_bytes(&shape, true));
     AttentionForward forward = ours.forward(q, k, v, scratch);
     AttentionBackward backward = ours.backward(forward, dout, false);
     attention_forward(&forward, &shape, 0);
     attention_backward(&backward, &shape, 0);
 
     for (int deterministic = 0; deterministic < 2; deterministic++) {
-        Buffer<char> workspace(attention_cudnn_workspace(&shape, deterministic));
+        Buffer<char> workspace(attention_cudnn_workspace(&shape, deterministic, true));
         Results first(n, keys, rows), second(n, keys, rows);
         for (Results* r : {&first, &second}) {
             forward = r->forward(q, k, v, workspace);
@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
     printf("cuDNN %zu, seed %llu\n", cudnnGetVersion(), (unsigned long long)seed);
     // before this process initializes CUDA, which a forked process could not use then
     HeadShape head_size_7 = {1, 128, 1, 7, 7, 7, 7, 0};
-    CHECK_DIES("head of 7 here", attention_cudnn_workspace(&head_size_7, false));
+    CHECK_DIES("head of 7 here", attention_cudnn_workspace(&head_size_7, false, true));
     for (int64_t dh : {64, 128}) {
         test_shape(2, 1, 3, dh);
         test_shape(1, 65, 2, dh);
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
 
 int main(void) {
     HeadShape shape = {1, 128, 1, 64, 64, 64, 64, 0, NULL};
-    CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(&shape, false));
+    CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(&shape, false, true));
     return test_report();
 }
 

@@ -227,7 +227,7 @@ struct Results {
         HeadShape shape = in.s.head_shape(0); // the kernels see walls in cum_logf and in the bounds
         Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
         Buffer<double> cum_logf(in.cum_logf);
-        Buffer<char> scratch(attention_scratch_bytes(&shape));
+        Buffer<char> scratch(attention_scratch_bytes(&shape, true));
         const AttentionBounds* at = bounds ? &bounds->pruning.bounds : NULL;
         AttentionForward forward = {o, lse, q, k, v, cum_logf, at, scratch};
         AttentionBackward backward = {dq, dk,  dv,   dcum_logf, dout, q,    k,      v,

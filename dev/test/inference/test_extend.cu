@@ -362,7 +362,7 @@ static void test_first_query(int64_t T, int64_t first, int64_t dh, bool gate, in
     Buffer<double> cum_logf(c);
     Buffer<bf16> o(T * d), part((T - first) * d);
     Buffer<float> lse(NH * T);
-    Buffer<char> scratch(attention_scratch_bytes(&s));
+    Buffer<char> scratch(attention_scratch_bytes(&s, true));
     AttentionForward forward = {o, lse, q, k, v, gate ? cum_logf.p : NULL, NULL, scratch, 0};
     attention_forward(&forward, &s, 0);
     forward.o = part, forward.q = q.p + first * d, forward.first_query = first;
