@@ -829,7 +829,7 @@ typedef struct Model {
     double began;              // the step, in seconds_now()
     CoreWatch core_watch;      // of its forward and backward passes
     World* world;              // the ranks
-    real* scratch;             // [shard_count] with several ranks
+    real* scratch;             // [shard_largest_part] of an exchange through MPI
     RankTime* times;           // [ranks]
     double marks[NUM_MARKS];   // in seconds_now()
 } Model;
@@ -888,7 +888,6 @@ static Model model_new(const Config* config, bool train, int rank, int ranks) {
     model.grads = (real*)xcalloc(count, sizeof(real));
     model.m = (real*)xcalloc(owned, sizeof(real));
     model.v = (real*)xcalloc(owned, sizeof(real));
-    if (ranks > 1) model.scratch = (real*)xcalloc(owned, sizeof(real));
     model.times = (RankTime*)xcalloc((size_t)ranks, sizeof(RankTime));
     return model;
 }
@@ -1206,6 +1205,8 @@ static Model* trainer_open(Run* run) {
     Model* model = (Model*)xcalloc(1, sizeof *model);
     *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
     model->world = run->world;
+    if (model->grads && run->world->mpi && run->world->size > 1)
+        model->scratch = (real*)xcalloc((size_t)shard_largest_part(&model->shard), sizeof(real));
     if (run_infers(run)) return model;
     model_allocate_activations(model, run->micro_batch, run->options.seq_len);
     model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));

@@ -37,8 +37,8 @@ static inline void exchange_sum(World* world, double* x, int n) {
     world_sum(world, x, n);
 }
 
-// Sums all ranks' gradients of a bucket; this rank gets its part of the sums, in place. scratch: room for a
-// part.
+// Sums all ranks' gradients of a bucket; this rank gets its part of the sums, in place. scratch: through MPI
+// room for a part.
 static inline void exchange_reduce_scatter(World* world, void* grads, void* scratch, const Shard* shard,
                                            int bucket, int element_bytes) {
     const ShardPart part = shard_part(shard, bucket);

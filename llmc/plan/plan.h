@@ -333,11 +333,15 @@ typedef struct {
 enum { PLAN_CPU_ROWS = 6 };
 
 // Writes the plan's rows, the cache's last, and returns the bytes without it: samples are left out where it
-// has no room later.
+// has no room later. Several ranks exchange gradients bucket by bucket: rank 0 then holds a second bucket, that
+// of another rank (world_sum_reals).
 static inline double plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPlan* p) {
     const int64_t weights = p->run->table.count * p->element_bytes, ranks = run_ranks(p->run);
+    const Shard whole = params_shard(&p->run->table, 0, 1);
+    const int64_t bucket = shard_largest_part(&whole) * p->element_bytes;
     rows[0] = (MemoryRow){"weights", weights};
-    rows[1] = (MemoryRow){"gradients", weights};
+    rows[1] =
+        ranks > 1 ? (MemoryRow){"gradients, exchange", weights + bucket} : (MemoryRow){"gradients", weights};
     rows[2] = (MemoryRow){"AdamW's moments", 2 * weights / ranks};
     rows[3] = (MemoryRow){"checkpoint being made", 3 * weights / ranks};
     rows[4] = (MemoryRow){"activations", p->activations};

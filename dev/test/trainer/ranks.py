@@ -10,6 +10,7 @@ standard library.
                                              agree
     ranks.py positions EVAL EVAL RANKS       checks that two --eval files agree, also where the tokens of RANKS ranks begin
     ranks.py validated LOG EVAL TOLERANCE    checks that a log's last validation has the mean loss of an --eval file
+    ranks.py peak COMMAND...                 runs the command, and prints the most memory that it held, in MiB
     ranks.py record FOLDER                   prints step, tokens and position in the data of a checkpoint
     ranks.py token SHARD NEW INDEX ID        copies a shard and changes one token
     ranks.py strike SIGNAL WHOM EVENT SPIN LIMIT COMMAND...
@@ -22,7 +23,7 @@ standard library.
                                              read all lines, is not in between, and no run ends before the signal
 """
 
-import array, fcntl, fnmatch, json, math, os, select, signal, struct, subprocess, sys, time
+import array, fcntl, fnmatch, json, math, os, resource, select, signal, struct, subprocess, sys, time
 
 # ----------------------------------------------------------------------------
 # checkpoints and logs
@@ -102,6 +103,12 @@ def validated(log, evaluation, tolerance):
     with open(evaluation) as f:
         mean = json.load(f)["loss_mean"]
     assert abs(of_run[-1] - mean) <= tolerance * mean, f"{of_run[-1]}, {mean}"
+
+
+def peak(command):
+    code = subprocess.run(command).returncode
+    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, flush=True)
+    sys.exit(code)
 
 
 def record(folder):
@@ -233,6 +240,8 @@ if __name__ == "__main__":
         positions(args[0], args[1], int(args[2]))
     elif command == "validated":
         validated(args[0], args[1], float(args[2]))
+    elif command == "peak":
+        peak(args)
     elif command == "record":
         record(args[0])
     elif command == "token":

@@ -120,6 +120,23 @@ by_variables() {
     same_bytes $short "$scratch/variables_2" "$scratch/numbers/2"
 }
 
+# Two ranks take the memory of their plan, and that of the program itself.
+planned() {
+    local rank pids=() planned port=$((29100 + $$ % 900)) out=$scratch/planned
+    local large="$model --set vocab_size=100000 --set hidden_size=64 --max-tokens 384 --micro-batch 2 $data --out $out"
+    check "the plan of two ranks" $trainer --dry-run --ranks 2 $large
+    planned=$(awk '$1 == "memory" { print $2 }' "$scratch/stdout")
+    for rank in 0 1; do
+        RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            ranks peak timeout 60 $trainer $large >"$scratch/peak_$rank" 2>"$scratch/rank_$rank" &
+        pids+=($!)
+    done
+    for rank in 0 1; do
+        check "rank $rank" wait ${pids[rank]}
+        check "its memory" awk -v plan="$planned" 'END { print $1, plan; exit !($1 < plan + 16) }' "$scratch/peak_$rank"
+    done
+}
+
 # All ranks leave out the same step.
 spikes() {
     local n spike="--shuffle false --batch-tokens 64 --data $shards/spike.bin --skip-spikes 6"
@@ -498,6 +515,7 @@ not_shared() {
 
 same_numbers
 by_variables
+planned
 spikes
 evaluated
 other_builds
