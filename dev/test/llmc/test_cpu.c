@@ -144,6 +144,8 @@ static void check_linear(void) {
         linear_forward(out, x, ones, &linear);
         CHECK(is_product(out, N, vx, transpose_of(w, K), rows, N, K, true), "residual, %lld %lld %lld", r, n,
               k);
+        linear_forward(ones, x, ones, &linear);
+        CHECK(same_bits(ones, out, rows * N), "residual in place, %lld %lld %lld", r, n, k);
         free(x), free(w), free(dout), free(out), free(dx), free(dw), free(ones);
     }
 }
