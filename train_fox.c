@@ -520,7 +520,7 @@ static void attention_init(const Layer* layer) {
     AttentionActs a = attention_acts(layer);
     const Rotation rotation = config_rotation(layer->config);
     int64_t dh = config_head_size(layer->config);
-    if (!layer->config->use_rope || a.angles[0] > 0) return; // cos 0: filled for an earlier layer
+    if (!config_uses_rope(layer->config)) return; // does any layer? this is called for the first alone
     for (int64_t t = 0; t < layer->T; t++) rope_angles(a.angles + t * dh, t, dh, &rotation);
 }
 
@@ -901,7 +901,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     model->acts = pass_acts(&model->pass, 0);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         Layer layer = model_layer(model, &model->pass, l);
-        if (mixer_of(&layer)->init) mixer_of(&layer)->init(&layer);
+        if (layer.number == 0 && mixer_of(&layer)->init) mixer_of(&layer)->init(&layer);
     }
 }
 

@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     // adds the tensors of a pass over the layer's [B, T] tokens; `train` is false in inference
     void (*activations)(Activations*, const Layer*, bool train);
-    void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
+    void (*init)(const Layer*); // once after their allocation, of its first layer; NULL: nothing to do
     // out = residual + mixer(in)
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
     // writes din, the gradient of `in`, and adds to the weights' gradients

@@ -230,8 +230,8 @@ typedef struct {
     // adds the tensors of a pass over the layer's B x T tokens; bytes of Layer.scratch besides
     void (*activations)(Activations*, const Layer*, Recompute);
     size_t (*scratch_bytes)(const Layer*);
-    void (*init)(const Layer*);       // once after their allocation; NULL: nothing to do
-    void (*begin_step)(const Layer*); // before the first pass of an optimizer step; NULL: nothing to do
+    void (*init)(const Layer*);       // once after their allocation, of its first layer; NULL: nothing to do
+    void (*begin_step)(const Layer*); // of layer 0, before the first pass of a step; NULL: nothing to do
     // before a pass reads new weights of the layer: their copies in FP8; NULL: it has no GEMMs in FP8
     void (*weights_in_fp8)(const Layer*, const Fp8State*);
     // out = residual + mixer(in)
