@@ -803,7 +803,7 @@ static void model_add_gradients(Model* model, float dloss, bool last) {
 // but not those of a step that is not finite. With several ranks each updates its shard, a bucket at a time,
 // and the new weights are gathered while the next step begins.
 
-static void model_update(Model* model, const AdamWParams* params, double grad_clip) {
+static void model_update(Model* model, const AdamWParams* adamw, double grad_clip) {
     Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
     AdamWTensors tensors = model_tensors(model);
     Exchange* exchange = model->exchange;
@@ -812,16 +812,16 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     if (exchange) // all-reduces the norm, the loss and the pruning counts
         assignment_sums(&model->sequence.heads, exchange, model->stats, model_pruning(model),
                         model_attention_layers(model), model->stream);
-    global_norm_finish(model->stats, grad_clip, params->spike_norm, !exchange, model->stream);
+    global_norm_finish(model->stats, grad_clip, adamw->spike_norm, !exchange, model->stream);
     if (model->fp8) {
         fp8_collect_amax(model->fp8, model->stream);
         if (exchange) nccl_max(exchange, model->fp8->amax, fp8_delayed_tensors(model->fp8), model->stream);
-        fp8_update(model->fp8, params->step, &model->stats->finite, model->stats->fp8_saturated,
+        fp8_update(model->fp8, adamw->step, &model->stats->finite, model->stats->fp8_saturated,
                    model->stream);
     }
     model->weights_in_flight = exchange || model->fp8;
     if (!exchange) {
-        adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
+        adamw_update(&tensors, &model->chunks, model->stats, adamw, model->stream);
         return;
     }
     exchange_begin_update(exchange, model->weights_fp32, model->stream);
@@ -829,7 +829,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     for (int b = 0, end; b < n; b = end) {
         end = b == 0 ? 1 : std::min(b + group, n); // the embedding is needed first
         ParamChunks chunks = param_chunks_of(&model->chunks, b, end);
-        adamw_update(&tensors, &chunks, model->stats, params, model->stream);
+        adamw_update(&tensors, &chunks, model->stats, adamw, model->stream);
         for (int i = b; i < end; i++)
             exchange_gather(exchange, i, model->weights, model->weights_fp32, model->stream);
     }
