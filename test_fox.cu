@@ -15,9 +15,8 @@ dev/reference.
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
-Families whose mixer has no GPU kernels are left out. All device memory is filled with NaN when it is
-allocated, so a value that nothing wrote shows in the result. Errors and their limits:
-dev/test/trainer/trainers.cuh.
+All device memory, but with `quick`, is filled with NaN when it is allocated, so a value that nothing wrote
+shows in the result. Errors and their limits: dev/test/trainer/trainers.cuh.
 */
 #include "dev/test/trainer/trainers.cuh"
 

@@ -10,11 +10,12 @@ Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients a
 Sizes are named as in train_fox.c. S >= R is the row stride of the fused projection's output, Vs >= V that of
 logits. Where ranks share sequences T is a rank's part of one, outside attention.
 
-All work is queued on one stream, but for gradients of the blocks' weights, which run on a second one, and
-exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. The host waits for the
-device only to read a step's loss and norm, while the next step runs, and whether layers have halos
-(llmc/sequence/halo.cuh). AdamW's kernel itself leaves out a step whose loss or gradient is not finite:
-masters, moments and weights stay, and the run ends.
+All work is queued on one stream, but for gradients of the blocks' weights and of the forget gates, which run
+on a second one, and exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. A
+training step makes the host wait for the device only for the loss and norm of the step before, for the copy
+of the batch before the last (load_batch), and for whether layers have halos (llmc/sequence/halo.cuh). AdamW's
+kernel itself leaves out a step whose loss or gradient is not finite: masters, moments and weights stay, and
+the run ends.
 */
 #include "llmc/attention/attention.cuh" // defines: attention_forward, attention_backward, attention_path
 #include "llmc/attention/cudnn.cuh"     // defines: attention_cudnn_*
@@ -231,8 +232,9 @@ static const Mixer attention_mixer = {
     .extend = attention_mixer_extend,
 };
 
-// The same with --sequence-ranks: heads_forward and heads_backward see whole sequences of some heads, between
-// exchanges, and passes are not repeated as graphs (llmc/sequence/mixer.cuh).
+// The same with --sequence-ranks: between exchanges heads_forward and heads_backward see whole sequences of
+// some heads, or a part of a sequence with all heads, and passes are not repeated as graphs
+// (llmc/sequence/mixer.cuh).
 static const AttentionFunctions attention_functions = {attention_mixer_scratch_bytes, heads_init,
                                                        heads_forward, heads_backward};
 static const Mixer sequence_attention_mixer = {
@@ -559,8 +561,8 @@ static PruningCount* model_pruning(Model* model) {
 // ----------------------------------------------------------------------------
 // forward
 
-// Called before a pass reads the weights of a bucket: 0 the embedding, 1 + l layer l, 1 + L lm_head. If they
-// are in flight, the main stream waits for them, and --fp8 makes their copies in FP8.
+// Called before a pass reads the weights of a bucket: 0 the embedding, 1 + l layer l, 1 + L the final norm
+// and lm_head. If they are in flight, the main stream waits for them, and --fp8 makes their copies in FP8.
 static void model_await_weights(Model* model, int64_t bucket) {
     if (!model->weights_in_flight) return;
     if (model->exchange) exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
@@ -750,7 +752,7 @@ static void block_backward(Model* model, int64_t l) {
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
-// Runs work(), from the second pass on as a CUDA graph, unless the mixer is eager.
+// Runs work(), as a CUDA graph once the model is warm, unless the mixer is eager or the model sequential.
 template <class Work>
 static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
     if (!model->warm || model->sequential || model_mixer(model, 0)->eager) return work();
@@ -960,7 +962,8 @@ static int64_t planned_cache_bytes(const void* model, const CacheSizes* sizes) {
 }
 
 // Makes a model without device memory, and the plan of its memory: without a GPU everything fits. --dry-run
-// opens no device where another GPU is planned for, or there is none: model->device is all zero.
+// opens no device where another GPU is planned for, or there is none: model->device is all zero. With cuDNN
+// it needs one, which tells how much scratch cuDNN's kernels take.
 static Model* make_plan(GpuPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const bool cudnn = o->attention == ATTENTION_CUDNN;

@@ -312,8 +312,8 @@ typedef struct {
     int64_t rows, N, K;
 } Linear;
 
-// out = x w^T + residual [rows,N]; residual may be NULL, or out itself: in a forward pass alone, blocks without
-// an MLP read and write one residual stream.
+// out = x w^T + residual [rows,N]; residual may be NULL, or out itself: in a forward pass alone, blocks
+// without an MLP read and write one residual stream.
 static inline void linear_forward(real* out, const real* x, const real* residual, const Linear* linear) {
     int64_t rows = linear->rows, N = linear->N, K = linear->K;
     if (residual && residual != out) memcpy(out, residual, (size_t)(rows * N) * sizeof(real));

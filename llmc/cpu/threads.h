@@ -1,5 +1,6 @@
 /*
-The threads of the CPU trainer: how many there are, and how they wait for one another. Called by its main.
+The threads of the CPU trainer: how many there are, and how they wait for one another. Called by its main, and
+by llmc/inference/cpu/extend.h before it takes memory.
 
 **Waiting.** A step has hundreds of parallel regions, each as long as its slowest thread takes. libgomp's
 threads spin for some 10 ms before they sleep. Where another program runs on the cores, they spin in the time

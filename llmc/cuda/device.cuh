@@ -165,7 +165,7 @@ static inline void* device_host_alloc(size_t bytes) {
 static inline void device_host_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
 // ----------------------------------------------------------------------------
-// copies to the host, which wait for what is queued on all streams
+// copies to the host, which wait for what is queued on all streams but those of exchanges
 
 static inline void device_download(void* host, const void* device, int64_t bytes) {
     CUDA_CHECK(cudaMemcpy(host, device, (size_t)bytes, cudaMemcpyDeviceToHost));

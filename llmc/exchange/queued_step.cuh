@@ -11,7 +11,7 @@ Called by the GPU trainer, which queues the next step before it reads the result
 typedef struct {
     StepStats* stats;      // pinned
     PruningCount* pruning; // [L], pinned
-    RankTime* times;       // [ranks], pinned; as votes, with several ranks
+    RankTime* times;       // [ranks], pinned; filled with several ranks
     StepVotes* votes;      // of this rank, pinned
     cudaEvent_t done;
 } QueuedStep;

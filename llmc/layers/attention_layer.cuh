@@ -68,8 +68,8 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
 }
 
 // ----------------------------------------------------------------------------
-// the heads' part: what is computed per head over whole sequences (shift, QK norm, RoPE, gate, bounds,
-// attention)
+// the heads' part: what is computed per head over whole sequences, or over the span of a halo
+// (llmc/sequence/halo.cuh): shift, QK norm, RoPE, gate, bounds, attention
 
 // Some heads of the layer and their weights: all, or with shared sequences the rank's
 typedef struct {

@@ -8,7 +8,7 @@ not valid leaves the weights unchanged even before the host has read it.
 
     param_chunks_upload    once: the work list of add_and_square and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
-    add_and_square         the gradient's sums of squares; first adds other GPUs' gradients of this rank's shard
+    add_and_square         the gradient's sums of squares; first adds other GPUs' gradients of the own shard
     global_norm            their sum
     exchange_sums          (exchange.cuh) with several GPUs: the sums over all ranks
     global_norm_finish     norm, clipping factor, verdict

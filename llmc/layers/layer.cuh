@@ -19,7 +19,8 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 #include "fp8_state.cuh"
 #include "rmsnorm.cuh"
 
-// GEMMs of weight gradients, and sums over tokens of those of norms, on a stream of their own.
+// GEMMs of weight gradients, sums over tokens of those of norms, and the forget gate's backward pass, on a
+// stream of their own.
 typedef struct {
     SideStream side;
     Matmul matmul; // its stream is side.stream

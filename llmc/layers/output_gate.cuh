@@ -7,9 +7,11 @@ each of them optional.
     rstd                                 float [B, T, NH]
     delta                                float [B, NH, T]
 
-The trainer calls it between attention and the output projection. A thread has eight channels of one head. The
-backward pass also computes delta = sum of dout * o over a head's channels, which attention's backward pass
-needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a multiple of 8.
+The trainer calls it between attention and the output projection, with a sigmoid and weights for each head;
+DeltaNet's mixer does with one head's weights for all, and where it is gated with silu. A thread has eight
+channels of one head. The backward pass also computes delta = sum of dout * o over a head's channels, which
+attention's backward pass needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes,
+row_stride is a multiple of 8.
 */
 #pragma once
 

@@ -9,7 +9,8 @@ doc_start [B, T] is computed once a pass and never decreases along a sequence. A
 with doc_start[t] == t: attention begins at key doc_start[t], shifts and convolutions read zeros before it,
 and a recurrence starts from a state of zeros there. Positions, of RoPE and of losses, go on over walls.
 
-Called by the trainers.
+Called by train_fox.c, the CPU's mixers and llmc/eval. On the GPU llmc/layers/documents.cuh computes
+doc_start.
 */
 #pragma once
 

@@ -4,8 +4,8 @@ by t f_i and becomes `gain` times as long:
 
     plain     f_i = base^(-2i/dh)
     linear    f_i / factor
-    yarn      f_i (1 - r_i) + f_i / factor r_i, gain = 0.1 ln factor + 1; r_i rises linearly from 0 to 1 between the
-              pairs that turn 32 times and once in the length of the training before
+    yarn      f_i (1 - r_i) + f_i / factor r_i, gain = 0.1 ln factor + 1; r_i rises linearly from 0 to 1
+              between the pairs that turn 32 times and once in the length of the training before
 
 Called by attention as a layer, on the CPU and on the GPU. The struct and f_i are in shapes.h, for the
 functions and kernels that rotate.

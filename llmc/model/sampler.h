@@ -83,7 +83,8 @@ RANDOM_FUNCTION uint64_t sampler_weight(float logit, float best, double temperat
     return (uint64_t)(exp2f((logit - best) * scale) * (float)SAMPLER_ONE + 0.5f);
 }
 
-// A number below the total, 1 or more: the token is drawn within whose weight it falls, in the order of ids.
+// A number from 0 to total - 1, where total is at least 1. The token is drawn within whose weight it falls,
+// in the order of ids.
 RANDOM_FUNCTION uint64_t sampler_target(const SamplerSettings* s, uint64_t counter, uint64_t total) {
     uint64_t target = (uint64_t)(random_uniform(s->seed, RANDOM_STREAM_SAMPLER, counter) * (double)total);
     return target < total ? target : total - 1;

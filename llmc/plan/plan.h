@@ -56,7 +56,8 @@ typedef struct GpuPlan {
     int64_t room;        // bytes for activations, where the GPU's memory is known
     int recompute;       // the level that plan_fit has chosen
     bool estimated;      // by the CPU trainer: attention's scratch is that of Hopper, and no cache
-    // Bytes of activations of a pass over [B,T] tokens, of T of a sequence on this rank
+    // Bytes of activations and scratch of a pass over [B,T] tokens, of T of a sequence on this rank, with the
+    // buffers of --fp8 and --sequence-ranks
     int64_t (*pass_bytes)(const struct GpuPlan* plan, int64_t B, int64_t T, Recompute recompute);
     void* model; // the GPU trainer's, for pass_bytes
 } GpuPlan;
@@ -123,8 +124,8 @@ static inline int plan_agree(World* world, int mine) {
     return agreed;
 }
 
-// Collective: fills besides, room and recompute of a plan for this machine's GPUs: --recompute, or the first
-// level whose activations fit; -1: none fits. Without gradients FORWARD_ONLY or -1.
+// Collective: fills besides, room and recompute: --recompute, or the first level whose activations fit; -1:
+// none fits. Without gradients FORWARD_ONLY or -1.
 static inline void plan_fit(GpuPlan* p) {
     const Run* run = p->run;
     const bool train = run_has_gradients(run);
@@ -333,8 +334,8 @@ typedef struct {
 enum { PLAN_CPU_ROWS = 6 };
 
 // Writes the plan's rows, the cache's last, and returns the bytes without it: samples are left out where it
-// has no room later. Several ranks exchange gradients bucket by bucket: rank 0 then holds a second bucket, that
-// of another rank (world_sum_reals).
+// has no room later. Several ranks exchange gradients bucket by bucket: rank 0 then holds a second bucket,
+// that of another rank (world_sum_reals).
 static inline double plan_cpu_memory(MemoryRow rows[PLAN_CPU_ROWS], const CpuPlan* p) {
     const int64_t weights = p->run->table.count * p->element_bytes, ranks = run_ranks(p->run);
     const Shard whole = params_shard(&p->run->table, 0, 1);
