@@ -8,11 +8,12 @@ threads.h and memory.h, whose tests have a folder in place of /.
 
 #include "../base/common.h"
 
-// Reads the first numbers of a cgroup's file; returns how many there are, at most 2.
+// Reads the first numbers of a cgroup's file; returns how many there are, at most 2; 0 or less where there is
+// no such file.
 static inline int cgroup_read(const char* folder, const char* name, double* first, double* second) {
     char path[PATH_LENGTH];
-    path_join(path, folder, name);
-    FILE* f = fopen(path, "r");
+    const bool fits = snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_LENGTH;
+    FILE* f = fits ? fopen(path, "r") : NULL;
     int count = f ? fscanf(f, "%lf %lf", first, second) : 0; // "max" is no number
     if (f) fclose(f);
     return count;

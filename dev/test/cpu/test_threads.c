@@ -50,6 +50,11 @@ static void test_container(void) {
     CHECK(threads_quota(root) == 2, "a path from outside");
     put("proc/self/cgroup", "0::/../x\nnonsense\n1:\n\n");
     CHECK(threads_quota(root) == 2, "other lines");
+    char text[PATH_LENGTH]; // of a cgroup whose folder has the longest path, longer with the name of a file
+    const int length = (int)(PATH_LENGTH - 2 - strlen(root) - strlen("/sys/fs/cgroup"));
+    snprintf(text, sizeof text, "0::/%0*d\n", length, 0);
+    put("proc/self/cgroup", text);
+    CHECK(threads_quota(root) == 2, "the longest path");
 }
 
 static void test_version_1(void) {
