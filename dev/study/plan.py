@@ -16,6 +16,7 @@ Line = collections.namedtuple("Line", "name minutes measures options")  # option
 BEST = "best:"
 ALL = "all", "needle"
 TASK = "task:"
+READ = "--model", "--lr", "--seed", "--seq-len"  # options that the study reads, too
 RESULTS = HERE / "results.jsonl"  # a run a line, as thinned() has it, in the order of runs.txt
 # what dev/study/corpus/corpus.py says of each
 CORPORA = {"long": HERE / "corpus/corpus.json", "short": HERE / "corpus/short_corpus.json"}
@@ -35,6 +36,9 @@ def read_lines(path):
         words = text.split()
         if not words or words[0].startswith("#"):
             continue
+        for word, value in zip(words, [*words[1:], "--"]):
+            if word in READ and value.startswith("--"):
+                raise Error(f"{path}: line {number}: {word} has no value")
         if words[0] == "every":
             every = words[1:]
             continue
@@ -48,8 +52,18 @@ def read_lines(path):
             raise Error(f"{path}: line {number}: {measures} is not all, needle, loss, edge, short or task:DATA")
         if any(line.name == name for line in lines):
             raise Error(f"{path}: line {number}: {name} occurs twice")
-        lines.append(Line(name, minutes, measures, every + options))
+        line = Line(name, minutes, measures, every + options)
+        if name.startswith("lr_") and not is_number(option(line, "--lr")):
+            raise Error(f"{path}: line {number}: a run lr_GROUP_* needs --lr, a number")
+        lines.append(line)
     return lines
+
+
+def is_number(text):
+    try:
+        return text is not None and math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def read_sets(path, kind):

@@ -64,6 +64,23 @@ equals "" "$(cat $scratch/stdout)"
 check "list" study --minutes 5 --list
 equals "next next not not waits next" "$(awk '{ printf "%s%s", s, $4; s = " " }' $scratch/stdout)"
 dies "has no run nope" study --minutes 5 nope
+# broken() LINE: the study with a line more
+broken() {
+    { cat $scratch/runs.txt; echo "$1"; } >$scratch/broken.txt
+    study --minutes 5 --list --runs $scratch/broken.txt
+}
+at="broken.txt: line $(($(wc -l <$scratch/runs.txt) + 1)):"
+dies "$at not a name, minutes, measures and options" broken "x 2"
+dies "$at most is not all, needle, loss, edge, short or task:DATA" broken "x 2 most"
+dies "$at transformer_11 occurs twice" broken "transformer_11 2 loss"
+for option in --model --lr --seed --seq-len; do
+    dies "$at $option has no value" broken "x 2 loss $option"
+    dies "$at $option has no value" broken "x 2 loss $option --shuffle"
+    dies "$at $option has no value" broken "every $option"
+done
+for rate in "" "--lr fast" "--lr best:fox-pro"; do
+    dies "$at a run lr_GROUP_* needs --lr, a number" broken "lr_fox-pro_x 2 loss --model fox-pro-nano $rate"
+done
 dies "nope.json: not there" study --minutes 5 --corpus nope
 CUDA_VISIBLE_DEVICES= dies "is empty: name GPUs with --gpus" $python dev/study/run.py --minutes 5 --corpus $scratch/corpus \
     --work $scratch/checkpoints --results $scratch/out --trainer ./train_fox --runs $scratch/runs.txt
