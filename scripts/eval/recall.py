@@ -22,6 +22,8 @@ Needs numpy. recall_shards.py writes samples as shards to train on.
 from fox import Error, counted, counted_range, package
 
 VOCAB = 8192
+MOST_VOCAB = 1 << 24  # what the trainer takes (llmc/config/config.h)
+TABLE = 1 << 26  # entries of fill's table at most, unless a row has more
 POWER = 0.01  # of the gaps of mqar: p(gap) ~ gap^(POWER - 1)
 
 
@@ -51,8 +53,8 @@ def draw_orders(rng, shape):
 
 def draw_pairs(rng, samples, keys, values, vocab):
     """So many different keys and values for each sample."""
-    if vocab < 4 or vocab % 2:
-        raise Error(f"a vocabulary of {vocab}: not an even number from 4 on")
+    if not 4 <= vocab <= MOST_VOCAB or vocab % 2:
+        raise Error(f"a vocabulary of {vocab}: not an even number from 4 to {MOST_VOCAB}")
     first = vocab // 2
     return draw_distinct(rng, (samples, keys), 1, first), draw_distinct(rng, (samples, values), first, vocab)
 
@@ -60,10 +62,12 @@ def draw_pairs(rng, samples, keys, values, vocab):
 def fill(rng, ids, keys, vocab):
     """Writes random ids where there is 0, but none of the row's keys: these become values."""
     np = package("numpy")
-    used = np.zeros((len(ids), vocab), bool)
-    np.put_along_axis(used, keys, True, 1)
     filler = rng.integers(1, vocab, ids.shape, dtype=np.int32)
-    filler += vocab // 2 * np.take_along_axis(used, filler, 1)
+    n = max(1, TABLE // vocab)  # rows at a time
+    for rows in (slice(begin, begin + n) for begin in range(0, len(ids), n)):
+        used = np.zeros((len(ids[rows]), vocab), bool)
+        np.put_along_axis(used, keys[rows], True, 1)
+        filler[rows] += vocab // 2 * np.take_along_axis(used, filler[rows], 1)
     np.copyto(ids, filler, where=ids == 0)
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOLVER = ROOT / "dev/test/tasks/fake_solver.py"
 sys.path[:0] = [str(ROOT / "dev/test/eval"), str(ROOT / "scripts/eval/tasks")]
 
-from eval_case import Case, needs_harness, needs_plots, run_tests  # noqa: E402,F401
+from eval_case import SCRIPTS, Case, needs_harness, needs_plots, run_tests  # noqa: E402,F401
 
 
 class TaskCase(Case):

@@ -3,9 +3,11 @@ Tests of scripts/eval/recall.py and recall_shards.py, run by test_tasks.py: each
 samples.
 """
 import importlib.util
+import subprocess
+import sys
 import unittest
 
-from task_case import Case
+from task_case import SCRIPTS, Case
 
 import fox
 import recall
@@ -119,11 +121,21 @@ class TestRecall(Case):
             self.assertGreater(len(tokens), 1024 * T)
             self.assertFalse((tokens[1024 * T :] == tokens[: len(tokens) - 1024 * T]).all(), "samples repeat")
 
+    def test_shards_of_a_large_vocabulary(self):
+        """A table of all ids for each of the 1,024 samples of a batch, 16 GiB, is never in memory."""
+        limit = f'ulimit -v {8 << 20} && exec env OPENBLAS_NUM_THREADS=1 "$@"'
+        arguments = "mqar", "--seq-len", 64, "--pairs", 4, "--vocab", "16Mi", "--tokens", "64Ki", "--out", self.tmp / "v"
+        command = ["sh", "-c", limit, "-", sys.executable, SCRIPTS / "recall_shards.py", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_shards_refuses(self):
         common = ["--seq-len", 64, "--tokens", 640, "--out", self.tmp / "r"]
         self.dies("mqar needs --pairs", "recall_shards.py", "mqar", *common)
         self.dies("mqar has no --keys", "recall_shards.py", "mqar", "--pairs", 4, "--keys", 4, *common)
         self.dies("64 pairs", "recall_shards.py", "mqar", "--pairs", 64, *common)
+        self.dies("a vocabulary of 4294967296: not an even number from 4 to 16777216", "recall_shards.py", "mqar", "--pairs", 4,
+                  "--vocab", "4Gi", *common)
         self.dies("--pairs 8:2: the lower number stands first", "recall_shards.py", "mqar", "--pairs", "8:2", *common)
         self.assertFalse(list(self.tmp.glob("r*")))
 
