@@ -16,6 +16,7 @@ former: their differences are surer than the bands. The band of P(l) is the lowe
 import itertools
 import math
 import statistics
+import sys
 
 from fox import Error, Parser, counted, named_files, read_json, run
 
@@ -39,11 +40,16 @@ def perplexities(loss):
 
 def check_losses(path, result):
     """An Error unless a file's result has finite losses. Data with a mask has no L(i) and P(l) of whole sequences."""
-    loss = result.get("loss")
     if result.get("targets", result.get("tokens")) != result.get("tokens"):
         raise Error(f"{path}: measured on data with a mask; it has loss_mean and accuracy of the targets that count")
-    if not isinstance(loss, list) or not loss or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in loss):
+    if not are_numbers(result.get("loss")):
         raise Error(f"{path}: not a result of --eval: no list of losses")
+
+
+def are_numbers(value):
+    """Is it a list of numbers, which are finite and not too large for a float?"""
+    return (isinstance(value, list) and len(value) > 0
+            and all(isinstance(x, (int, float)) and abs(x) <= sys.float_info.max for x in value))
 
 
 def read_eval(path):
@@ -53,8 +59,12 @@ def read_eval(path):
     loss = result["loss"]
     if len(loss) < FIRST:
         raise Error(f"{path}: has {counted(len(loss), 'position')}; the picture begins at {FIRST}")
-    if len(result.get("loss_error") or loss) != len(loss):
-        raise Error(f"{path}: not a result of --eval: loss_error is not as long as loss")
+    errors = result.get("loss_error") or loss
+    if not are_numbers(errors) or len(errors) != len(loss):
+        raise Error(f"{path}: not a result of --eval: loss_error is not a list of as many numbers as loss")
+    for name, kind, words in ("trained_seq_len", int, "a whole number"), ("checkpoint", str, "a text"):
+        if not isinstance(result.get(name), (kind, type(None))):
+            raise Error(f"{path}: not a result of --eval: {name} is not {words}")
     return result
 
 

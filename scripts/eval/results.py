@@ -41,7 +41,11 @@ PAPER = {name: [*map(float, values)] for name, *values in map(str.split, PAPER.s
 
 
 class Model:
-    """What was measured of a model. tasks: {task: {metric: (value, standard error or None)}}."""
+    """
+    What was measured of a model. tasks: {task: {metric: (value, standard error or None)}}. Others are cells of tables but for
+    P(1), P(2), ... and the lengths at which to print it: evals: [(sequences, loss, P, lengths)], needles: [row],
+    synthetic: {row's name: cell}.
+    """
 
     def __init__(self):
         self.tasks, self.evals, self.needles, self.synthetic = {}, [], [], {}
@@ -52,18 +56,22 @@ class Model:
             raise Error(f"{path}: no results*.json below it")
         for p in paths:
             result = read_json(p)
-            if "results" in result:
-                for task, metrics in result["results"].items():
-                    self.tasks[task] = read_metrics(metrics)
-            elif "loss" in result:
-                check_losses(p, result)
-                self.evals.append(result)
-            elif "cells" in result:
-                self.needles.append(result)
-            elif "means" in result:
-                self.synthetic |= read_means(result)
-            else:
+            try:
+                self.read(p, result)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # members of another kind
                 raise Error(f"{p}: not a result of lm-evaluation-harness, --eval, needle.py or tasks/")
+
+    def read(self, path, result):
+        if "results" in result:
+            for task, metrics in result["results"].items():
+                self.tasks[task] = read_metrics(metrics)
+        elif "loss" in result:
+            check_losses(path, result)
+            self.evals.append(read_losses(result))
+        elif "cells" in result:
+            self.needles.append(read_needles(result))
+        else:
+            self.synthetic |= read_means(result)
 
 
 def read_metrics(metrics):
@@ -73,19 +81,32 @@ def read_metrics(metrics):
         name, _, kind = key.partition(",")
         error = metrics.get(f"{name}_stderr,{kind}")
         if kind and not name.endswith("_stderr") and isinstance(value, (int, float)):
-            values.setdefault(name, (value, error if isinstance(error, (int, float)) else None))
+            values.setdefault(name, (float(value), float(error) if isinstance(error, (int, float)) else None))
     return values
 
 
+def read_losses(result):
+    """Loss, and perplexity at powers of two."""
+    loss, lengths = result["loss"], {int(n) for n in result.get("perplexity", {})}
+    mean = cell(sum(loss) / len(loss), result.get("standard_error"), 4)
+    return str(result.get("sequences", "")), mean, perplexities(loss), lengths
+
+
+def read_needles(result):
+    cells = result["cells"]
+    means = [mean_and_error([c[key] for c in cells]) for key in ("score", "logprob")]
+    return [str(result["kind"]), str(len(cells)), *(cell(*mean) for mean in means)]
+
+
 def read_means(result):
-    """{a measure of a point of a synthetic task, in words: (mean, error)}"""
+    """{a measure of a point of a synthetic task, in words: cell}"""
     values = {}
     for point in result["means"]:
         measures = [name for name in point if f"{name}_error" in point]
         known = {*measures, *(f"{name}_error" for name in measures), "task", "samples"}
         at = ", ".join(f"{name} {value}" for name, value in point.items() if name not in known)
         task = point.get("task") or result.get("task")
-        values |= {f"{task}, {at}: {name}": (point[name], point[f"{name}_error"]) for name in measures}
+        values |= {f"{task}, {at}: {name}": cell(point[name], point[f"{name}_error"]) for name in measures}
     return values
 
 
@@ -145,32 +166,24 @@ def print_tasks(models):
 
 
 def print_evals(models):
-    """Loss, and perplexity at powers of two, of each --eval."""
-    evals = [(name, e) for name, m in models.items() for e in m.evals]
-    lengths = sorted({int(n) for _, e in evals for n in e.get("perplexity", {})})
-    rows = []
-    for name, e in evals:
-        loss = sum(e["loss"]) / len(e["loss"])
-        upto = perplexities(e["loss"])
-        rows.append([name, str(e.get("sequences", "")), cell(loss, e.get("standard_error"), 4),
-                     *(cell(upto[n - 1], digits=3) if n <= len(upto) else "" for n in lengths)])
-    head = ["", "sequences", "loss", *map(str, lengths)]
+    evals = [(name, *e) for name, m in models.items() for e in m.evals]
+    columns = sorted({n for *_, lengths in evals for n in lengths})
+    rows = [[name, sequences, loss, *(cell(upto[n - 1], digits=3) if 1 <= n <= len(upto) else "" for n in columns)]
+            for name, sequences, loss, upto, _ in evals]
+    head = ["", "sequences", "loss", *map(str, columns)]
     print_table("Loss, and perplexity P(l) of the first l tokens", head, rows)
 
 
 def print_needles(models):
-    rows = []
-    for name, n in ((name, n) for name, m in models.items() for n in m.needles):
-        means = [mean_and_error([c[key] for c in n["cells"]]) for key in ("score", "logprob")]
-        rows.append([name, n["kind"], str(len(n["cells"])), *(cell(*mean) for mean in means)])
+    rows = [[name, *row] for name, m in models.items() for row in m.needles]
     head = ["", "kind", "samples", "score, 1 to 10", "log-probability of the answer"]
     print_table("Needle in a haystack", head, rows)
 
 
 def print_synthetic(models):
     measured = {name: m.synthetic for name, m in models.items() if m.synthetic}
-    rows = {row: None for values in measured.values() for row in values}
-    table = [[row, *(cell(*values[row]) if row in values else "" for values in measured.values())] for row in rows]
+    names = {name: None for cells in measured.values() for name in cells}
+    table = [[name, *(cells.get(name, "") for cells in measured.values())] for name in names]
     print_table("Synthetic tasks", ["", *measured], table)
 
 

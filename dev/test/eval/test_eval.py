@@ -428,10 +428,16 @@ class TestPositions(Case):
     def test_refuses(self):
         path = self.tmp / "e.json"
         for text, expected in (('{"loss": 1}', "no list of losses"), ('{"loss": [NaN]}', "no list of losses"),
+                               (f'{{"loss": [{10**400}]}}', "no list of losses"),
                                ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON object"),
                                ('{"loss": [1, null], "tokens": 2, "targets": 1}', "data with a mask")):
             path.write_text(text)
             self.dies(expected, "positions.py", path)
+        for name, value in (("loss_error", 1), ("loss_error", [0.1]), ("loss_error", [None] * 128), ("trained_seq_len", [64]),
+                            ("trained_seq_len", "64"), ("checkpoint", 1)):
+            path.write_text(json.dumps({"loss": [1] * 128, name: value}))
+            self.dies(f"e.json: not a result of --eval: {name} is ", "positions.py", path)
+        path.write_text('{"loss": [1, null], "tokens": 2, "targets": 1}')
         self.dies("data with a mask", "results.py", f"masked={path}")
         for loss in "[]", "[1, null]", '"text"':
             path.write_text(f'{{"loss": {loss}}}')
@@ -478,6 +484,13 @@ class TestResults(Case):
     def test_refuses(self):
         (self.tmp / "x.json").write_text("{}")
         self.dies("x.json: not a result of", "results.py", self.tmp / "x.json")
+        for other in ({"results": [1]}, {"results": {"piqa": 1}}, {"results": {"piqa": {"acc,none": 10**400}}},
+                      {"loss": [1], "perplexity": 1}, {"loss": [1], "perplexity": {"x": 1}}, {"loss": [1], "standard_error": "x"},
+                      {"cells": 1}, {"cells": []}, {"cells": [1]}, {"cells": [{"score": 1, "logprob": 1}]},
+                      {"kind": "easy", "cells": [{"score": 1}]}, {"kind": "easy", "cells": [{"score": "x", "logprob": 1}]},
+                      {"means": 1}, {"means": [1]}, {"means": [{"score": "x", "score_error": 1}]}):
+            (self.tmp / "x.json").write_text(json.dumps(other))
+            self.dies("x.json: not a result of lm-evaluation-harness,", "results.py", self.tmp / "x.json")
         self.dies("no results*.json below it", "results.py", f"a={self.tmp}")
         self.dies("No such file", "results.py", "a=none.json")
 
