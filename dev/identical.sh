@@ -28,11 +28,6 @@
 . "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
-
 gpu=false ranks=1 levels="none fused qkv block"
 case ${1-} in
 --gpu) gpu=true && shift ;;

@@ -16,11 +16,6 @@
 . "$(dirname "$0")/../scripts/shell/help.sh"
 set -eu
 
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
-
 gpu=false
 if [ "${1-}" = --gpu ]; then gpu=true && shift; fi
 [ $# = 2 ] || die "usage: dev/turns.sh [--gpu] A B"

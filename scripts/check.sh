@@ -18,10 +18,7 @@ oldest_cuda=12.5 oldest_nccl=2.27
 code=0
 case $mode:$wanted in
 all: | need:build | need:test | need:gpu | packages:build | packages:test) ;;
-*)
-    echo "error: usage: scripts/check.sh [need build|test|gpu | packages build|test]" >&2
-    exit 1
-    ;;
+*) die "usage: scripts/check.sh [need build|test|gpu | packages build|test]" ;;
 esac
 
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -47,10 +47,6 @@ data=data/longcrawl64
 out=out/$model${RECIPE:+-$RECIPE}
 vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
 launch=${LAUNCH:-}
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 if [ "$ranks" != 1 ]; then
     # --bind-to none: mpirun would bind a rank to one core. -q: without its banner after an error or exit code 75.
     launch="mpirun -np $ranks --bind-to none -q"

@@ -32,19 +32,13 @@
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 hosts=${HOSTS:-}
-[ -n "$hosts" ] || {
-    echo "error: HOSTS is not set: the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8" >&2
-    exit 1
-}
+[ -n "$hosts" ] || die "HOSTS is not set: the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8"
 
 ranks=0
 for host in $(echo "$hosts" | tr , ' '); do
     gpus=${host##*:}
     case $gpus in
-    '' | *[!0-9]*)
-        echo "error: HOSTS has '$host' without a number of GPUs: write it as in ${host%%:*}:8" >&2
-        exit 1
-        ;;
+    '' | *[!0-9]*) die "HOSTS has '$host' without a number of GPUs: write it as in ${host%%:*}:8" ;;
     esac
     ranks=$((ranks + gpus))
 done

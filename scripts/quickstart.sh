@@ -13,10 +13,6 @@
 # per byte in such a short run.
 . "$(dirname "$0")/shell/help.sh"
 set -eu
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 [ $# -eq 0 ] || die "$1: this script takes no options; --help says what it does"
 out=out/quickstart done=step_00000896
 mkdir -p out

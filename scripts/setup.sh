@@ -15,10 +15,7 @@ UV=0.13.9 # installs Python packages
 want=${1:-}
 case $want in
 build | test | test-all) ;;
-*)
-    echo "error: usage: scripts/setup.sh build|test|test-all" >&2
-    exit 1
-    ;;
+*) die "usage: scripts/setup.sh build|test|test-all" ;;
 esac
 check=$(dirname "$0")/check.sh requirements=$(dirname "$0")/requirements.txt
 
@@ -38,8 +35,7 @@ install() {
         sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $*" \
         >"$log" 2>&1 || {
         tail -n 5 "$log" >&2
-        echo "error: apt-get failed; please install these packages yourself: $*" >&2
-        exit 1
+        die "apt-get failed; please install these packages yourself: $*"
     }
 }
 

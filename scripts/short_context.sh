@@ -26,10 +26,6 @@
 . "$(dirname "$0")/shell/help.sh"
 set -eu
 T=${T:-2048}
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 case $T in 2048 | 4096) ;; *) die "T=$T: 2048 or 4096, the length of a sequence" ;; esac
 data=data/${NAME:-short}
 options=${data}_options.txt # written last: the vocabulary's options, then what the shards were made of

@@ -35,16 +35,10 @@ nano)
     TRAINER=${TRAINER:-./train_fox}
     make_corpus() { data/corpus.sh "$CORPUS"; }
     ;;
-*)
-    echo "error: SIZE=$SIZE: study or nano" >&2
-    exit 1
-    ;;
+*) die "SIZE=$SIZE: study or nano" ;;
 esac
 check_options "$TRAINER" "$@"
-[[ $TARGET =~ ^[0-9]*[.]?[0-9]+$ && $TARGET =~ [1-9] ]] || {
-    echo "error: TARGET=$TARGET: a loss above 0, as 1.5" >&2
-    exit 1
-}
+[[ $TARGET =~ ^[0-9]*[.]?[0-9]+$ && $TARGET =~ [1-9] ]] || die "TARGET=$TARGET: a loss above 0, as 1.5"
 [ -f "${CORPUS}_train_000000.bin" ] || make_corpus
 first=${CUDA_VISIBLE_DEVICES:-0} # one GPU
 export CUDA_VISIBLE_DEVICES=${first%%,*}

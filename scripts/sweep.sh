@@ -33,10 +33,6 @@
 . "$(dirname "$0")/shell/trainer.sh"
 set -u
 trap '' PIPE
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 [ -n "${MODELS:-}" ] || die "MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'"
 LRS=${LRS:-preset} SETS=${SETS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
 for list in MODELS SETS LRS SEEDS; do

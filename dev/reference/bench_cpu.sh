@@ -7,21 +7,15 @@
 set -eu
 python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=${STEPS:-10}
 
-"$python" -c 'import torch' 2>/dev/null || {
-    echo "error: $python has no PyTorch; set PYTHON to one that has it (dev/reference/README.md)" >&2
-    exit 1
-}
-error() {
-    echo "error: $1: $2" >&2
-    exit 1
-}
+"$python" -c 'import torch' 2>/dev/null ||
+    die "$python has no PyTorch; set PYTHON to one that has it (dev/reference/README.md)"
 report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" \
     --batch-tokens $((512 * batch)))
 # by the units, wherever they stand in the lines of the step and of the memory
 ours=$(echo "$report" | sed -n 's|^ *step .* \([0-9.]*\) tokens/s.*|\1|p; s|^ *host memory.* \([0-9.]*\) MiB.*|\1|p' | xargs)
 case $ours in
 *' '*) ;;
-*) error "no lines 'step ... tokens/s' and 'host memory ... MiB' in what ./train_fox --bench prints" "$report" ;;
+*) die "no lines 'step ... tokens/s' and 'host memory ... MiB' in what ./train_fox --bench prints: $report" ;;
 esac
 echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)'), threads: $threads"
 printf '%-28s %10s %10s\n' "threads $threads, batch $batch" tokens/s MiB

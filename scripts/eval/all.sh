@@ -25,10 +25,6 @@
 . "$(dirname "$0")/../shell/help.sh"
 set -u
 unset CDPATH # cd would print a folder
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 [ $# -eq 2 ] || die "usage: DATA=GLOB scripts/eval/all.sh DIR OUT"
 [ -n "${DATA:-}" ] || die "DATA is not set: held-out shards, as in DATA='data/web_val_*.bin'"
 IFS=, read -ra globs <<<"$DATA"

@@ -3,11 +3,6 @@
 . "${BASH_SOURCE[0]%/*}/trainer.sh"
 top=${BASH_SOURCE[0]%/*}/..
 
-die() {
-    echo "error: $*" >&2
-    exit 1
-}
-
 # refuse_blank NAME...: lists of what is trained
 refuse_blank() {
     local list

@@ -9,5 +9,11 @@ for word; do
     esac
 done
 
+# die MESSAGE: ends the script
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
 # check_options TRAINER OPTION...: ends the script where the trainer does not know an option, before anything is made
 check_options() { "$@" --help >/dev/null || exit 1; }

@@ -1,4 +1,4 @@
-# Sourced by shell scripts that start the trainer.
+# Sourced behind help.sh by shell scripts that start the trainer.
 
 # Sets TRAINER and GPUS, where they are not set: ./train_foxcu on CUDA_VISIBLE_DEVICES or all GPUs, without a GPU ./train_fox.
 choose_trainer() {
@@ -26,8 +26,8 @@ model_options() {
     done
 }
 
-# check_models "MODEL[,SETTING...]..." OPTION...: ends the script, whose die() it calls, where the trainer refuses to train one
-# of the models with the options, KEY=VALUE and --NAME=VALUE. A checkpoint of --resume-from may be gone once runs have begun
+# check_models "MODEL[,SETTING...]..." OPTION...: ends the script where the trainer refuses to train one of the models with the
+# options, KEY=VALUE and --NAME=VALUE. A checkpoint of --resume-from may be gone once runs have begun
 check_models() {
     local models=$1 model refused settings options
     shift

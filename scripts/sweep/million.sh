@@ -23,10 +23,6 @@
 # attention to the GPUs.
 . "$(dirname "$0")/../shell/help.sh"
 set -eu
-die() {
-    echo "error: $1" >&2
-    exit 1
-}
 model=${MODEL:-fox-pro-125m} length=${DOC_LEN:-1Mi} data=data/${NAME:-million} ranks=${RANKS:-2}
 sequence_ranks=${SEQUENCE_RANKS:-$ranks} vocab=dev/test/fixtures/gpt2/vocab.bpe
 encode="data/text_to_shards --tokenizer gpt2 --vocab $vocab --document folder --skip-binary --doc-len $length"

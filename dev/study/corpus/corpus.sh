@@ -30,21 +30,16 @@ root=$here/../../..
 archive=https://deb.debian.org/debian
 snapshot=https://snapshot.debian.org/archive/debian/20261123T000000Z
 
-fail() {
-    echo "error: $1" >&2
-    exit 1
-}
-
 # fetch PATH SHA256: one file of the archive into the present folder
 fetch() {
     file=${1##*/}
     for url in "$archive/$1" "$snapshot/$1"; do
         [ -f "$file" ] || curl -fsSL --retry 3 -o "$file.part" "$url" || continue
         [ ! -f "$file.part" ] || mv "$file.part" "$file"
-        echo "$2  $file" | sha256sum -c --quiet - || fail "$file: has another checksum than in $list.txt; delete it"
+        echo "$2  $file" | sha256sum -c --quiet - || die "$file: has another checksum than in $list.txt; delete it"
         return
     done
-    fail "$1: neither $archive nor $snapshot has it"
+    die "$1: neither $archive nor $snapshot has it"
 }
 
 # decompress: xz -dc, also where there is only Python
@@ -58,7 +53,7 @@ decompress() {
 
 # check PREFIX: are these the shards that dev/study/corpus/corpus.json names?
 check() {
-    (cd "$(dirname "$1")" && sha256sum -c --quiet "${1##*/}.sha256") || fail "$1: damaged"
+    (cd "$(dirname "$1")" && sha256sum -c --quiet "${1##*/}.sha256") || die "$1: damaged"
     name=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$1.json")
     known=$(cat "$here/corpus.json" "$here/short_corpus.json" 2>/dev/null | sed -n 's/^ *"name": "\(.*\)",$/\1/p')
     echo "${known:-$name}" | grep -qx "$name" || echo "warning: this corpus is $name; the study's are" $known >&2
@@ -67,7 +62,7 @@ check() {
 
 case ${1:-} in
 --pack)
-    [ $# -eq 3 ] || fail "usage: corpus.sh --pack PREFIX PARTS"
+    [ $# -eq 3 ] || die "usage: corpus.sh --pack PREFIX PARTS"
     mkdir -p "$3"
     parts=$(cd "$3" && pwd)
     cd "$(dirname "$2")"
@@ -79,7 +74,7 @@ case ${1:-} in
         split -b "${PART:-40M}" -d -a 3 --additional-suffix=.xz - "$parts/part_"
     ;;
 --unpack)
-    [ $# -eq 3 ] || fail "usage: corpus.sh --unpack PARTS PREFIX"
+    [ $# -eq 3 ] || die "usage: corpus.sh --unpack PARTS PREFIX"
     mkdir -p "$(dirname "$3")"
     prefix=${3##*/}
     cat "$2"/part_*.xz | decompress | tar -xf - -C "$(dirname "$3")" --transform "s/^corpus/$prefix/"
@@ -90,9 +85,9 @@ case ${1:-} in
 *)
     list=packages
     [ "${1:-}" != --short ] || { list=short_packages; shift; }
-    [ $# -eq 2 ] || fail "usage: corpus.sh [--short] FOLDER PREFIX"
+    [ $# -eq 2 ] || die "usage: corpus.sh [--short] FOLDER PREFIX"
     for program in text_to_shards ids_to_shards; do
-        [ -x "$root/data/$program" ] || fail "data/$program: not built; run: make data/$program"
+        [ -x "$root/data/$program" ] || die "data/$program: not built; run: make data/$program"
     done
     mkdir -p "$1/get" "$(dirname "$2")"
     folder=$(cd "$1" && pwd)
