@@ -394,12 +394,10 @@ def main():
     parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")
     parser.add_argument("--pictures", type=Path, default=ROOT / "dev/pictures", metavar="FOLDER")
     parser.add_argument("--no-pictures", action="store_true", help="write the page alone")
-    parser.add_argument("--corpus", type=Path, default=plan.CORPORA["long"], metavar="FILE")
-    parser.add_argument("--short-corpus", type=Path, default=plan.CORPORA["short"], metavar="FILE")
     parser.add_argument("--runs", type=Path, default=HERE / "runs.txt", metavar="FILE")
     options = parser.parse_args()
     sets = [plan.read_sets(options.runs, kind) for kind in ("data", "test")]
-    corpora = {"long": read_json(options.corpus), "short": read_json(options.short_corpus)}
+    corpora = {kind: read_json(path) for kind, path in plan.CORPORA.items()}
     lines = plan.read_lines(options.runs)
     if options.add:
         print(f"{options.results}: added {counted(plan.add_results(options.results, options.add, lines), 'result')}")
