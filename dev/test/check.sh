@@ -1,5 +1,8 @@
-# The harness of the shell tests. A test sets `scratch`, the folder of its files, and then sources this file.
+# The harness of the shell tests. A test sets `scratch`, the folder of its files, and then sources this file, which
+# empties it.
 set -u
+rm -rf "$scratch"
+mkdir -p "$scratch"
 
 passed=0
 failed=0
@@ -79,12 +82,9 @@ differ() { if [ -f "$1" ] && [ -f "$2" ] && ! cmp -s "$1" "$2"; then pass; else 
 # equals WANT GOT: the two strings are the same
 equals() { if [ "$1" = "$2" ]; then pass; else fail "expected '$1', got '$2'"; fi; }
 
-# make_files: begins a test with an empty $scratch and cli_files.py's files in it, of which $shards are the shards; $python
-# may run in another folder
+# make_files: cli_files.py's files, of which $shards are the shards; $python may run in another folder
 make_files() {
     shards=$scratch/files/shards
-    rm -rf "$scratch"
-    mkdir -p "$scratch"
     python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
     check "make the files" files make "$scratch/files"
 }

@@ -3,7 +3,6 @@
 # machine with GPUs they are hidden.
 scratch=build/test/without_gpu
 . dev/test/check.sh
-mkdir -p "$scratch"
 export CUDA_VISIBLE_DEVICES=
 trainer=$1
 

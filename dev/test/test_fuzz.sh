@@ -4,9 +4,6 @@
 scratch=build/test/fuzz
 . dev/test/check.sh
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
-
 # fuzz TARGET RUNS: in the background of others, so that all cores work
 fuzz() {
     mkdir -p "$scratch/$1"

@@ -3,9 +3,6 @@
 scratch=build/test/structure
 . dev/test/check.sh
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
-
 # checker KERNELS [PHRASES]: the script with other tables of long kernels and of phrases
 checker() {
     cp dev/counts.py dev/functions.py "$scratch"

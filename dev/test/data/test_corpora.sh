@@ -4,8 +4,6 @@
 # with scripts/requirements.txt.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/corpora
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 python=${PYTHON:-python3}

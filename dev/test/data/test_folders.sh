@@ -2,9 +2,8 @@
 # data/text_to_shards --document folder: a folder's files are one document, each behind a line with its name
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/folders
-rm -rf $scratch
-mkdir -p $scratch/in/b/deep $scratch/two/a $scratch/two/b
 . dev/test/check.sh
+mkdir -p $scratch/in/b/deep $scratch/two/a $scratch/two/b
 in=$scratch/in
 printf first >$in/a
 printf 'third\n' >$in/c

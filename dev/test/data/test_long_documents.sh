@@ -3,9 +3,8 @@
 # whole. The model attends to 8 tokens, so that this takes seconds.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/long_documents
-rm -rf $scratch
-mkdir -p $scratch/tree/b
 . dev/test/check.sh
+mkdir -p $scratch/tree/b
 export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 fox=${TRAIN_FOX:-./train_fox} shards=$scratch/long_train_000000.bin
 

@@ -55,8 +55,6 @@ train_is_right() {
 # incomplete: the loader's pattern includes an empty file, which it refuses (dev/test/tokens/test_shard.c)
 incomplete() { check "marked as incomplete" test -f "$out/t_train_incomplete.bin" -a ! -s "$out/t_train_incomplete.bin"; }
 
-rm -rf "$scratch"
-mkdir -p "$scratch"
 out=$scratch/shards
 if [ ! -x "$tool" ]; then
     fail "$tool is not built: run make data/longcrawl64"

@@ -4,8 +4,6 @@
 # zstandard.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/make_shards
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 python=${PYTHON:-python3}
 ids() { python3 dev/test/data/shard_inputs.py "$@"; }

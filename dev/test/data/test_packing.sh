@@ -2,8 +2,6 @@
 # --pack of data/ids_to_shards, data/text_to_shards and scripts/make_shards.py. PYTHON: a python with tokenizers.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/packing
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 python=${PYTHON:-python3}
 packed() { python3 dev/test/data/packed.py "$@"; }

@@ -4,8 +4,6 @@ scratch=build/test/tokenizer_file
 . dev/test/check.sh
 
 vocab=dev/test/fixtures/gpt2/vocab.bpe
-rm -rf "$scratch"
-mkdir -p "$scratch"
 echo "a text" >"$scratch/text"
 
 convert() { data/text_to_shards --out "$scratch/s" "$@" "$scratch/text"; }

@@ -10,8 +10,6 @@
 # then what needs two hosts of the trainer is left out. MODELS=: no benchmark
 scratch=build/test/gpu_hosts
 . dev/test/check.sh
-rm -rf "$scratch"
-mkdir -p "$scratch"
 if [ "${IP:-}" ]; then
     mkdir "$scratch/bin"
     folder=$(cd "$IP" && pwd)

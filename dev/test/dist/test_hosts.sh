@@ -5,8 +5,6 @@
 scratch=build/test/hosts
 by_mpirun=yes
 . dev/test/check.sh
-rm -rf "$scratch"
-mkdir -p "$scratch"
 . dev/test/dist/hosts.sh
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 if ! make_hosts 3; then skip "several hosts: $why"; report; fi

@@ -5,7 +5,6 @@
 scratch=build/test/slurm
 . dev/test/check.sh
 [ "${TEST_ALL:-}" ] || report
-rm -rf "$scratch"
 mkdir -p "$scratch/state" "$scratch/munge"
 . dev/test/dist/hosts.sh
 PATH=$PATH:/usr/sbin

@@ -4,8 +4,6 @@
 scratch=build/test/torchrun
 . dev/test/check.sh
 [ "${TEST_ALL:-}" ] || report
-rm -rf "$scratch"
-mkdir -p "$scratch"
 . dev/test/dist/hosts.sh
 for python in ${HF_PYTHON:-} python3 build/hf/bin/python ''; do
     [ "$python" ] && python=$(command -v "$python") && "$python" -c 'import torch.distributed.run' 2>/dev/null && break

@@ -2,7 +2,6 @@
 # Each header of llmc/ compiles alone as C11, and all of them together as C++17, without warnings.
 scratch=build/test/headers
 . dev/test/check.sh
-mkdir -p "$scratch"
 make -s build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
 
 warnings="-Wall -Wextra -Wshadow -Werror -fopenmp -D_GNU_SOURCE -fsyntax-only"

@@ -2,8 +2,6 @@
 # dev/identical.sh with scripts in the trainers' place: which cases it runs, on how many ranks, and what it compares.
 scratch=build/test/identical
 . dev/test/check.sh
-rm -rf "$scratch"
-mkdir -p "$scratch"
 echo tokens >"$scratch/shard.bin"
 
 # A trainer: writes its options to OUT's checkpoint, where MOMENTS is another moment; answers each request with its line

@@ -4,8 +4,6 @@
 # spaces. Needs neither a GPU nor nvcc.
 scratch=build/test/makefile
 . dev/test/check.sh
-rm -rf "$scratch"
-mkdir -p "$scratch"
 unset MAKEFLAGS MAKELEVEL
 
 # targets ARCHS WANT: the code=... arguments of the command that builds the trainer, in order

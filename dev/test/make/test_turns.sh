@@ -2,8 +2,6 @@
 # dev/turns.sh with scripts in the trainers' place: what it runs in which order, its medians, and failing builds.
 scratch=build/test/turns
 . dev/test/check.sh
-rm -rf "$scratch"
-mkdir -p "$scratch"
 
 # A trainer: plans what it should time, and takes the next of its times
 cat >"$scratch/a" <<'END'

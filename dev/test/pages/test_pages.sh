@@ -3,9 +3,8 @@
 # on data and a checkpoint made for them.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=build/test/pages
-rm -rf $scratch
-mkdir -p $scratch/data
 . dev/test/check.sh
+mkdir -p $scratch/data
 export OMP_NUM_THREADS=1
 
 check "links and sizes" python3 dev/test/pages/pages.py

@@ -3,9 +3,8 @@
 # accepts programs but for the headers that MISSING names; apt-get writes down what it was asked for.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=$PWD/build/test/check
-rm -rf "$scratch"
-mkdir -p "$scratch/all" "$scratch/bin"
 . dev/test/check.sh
+mkdir -p "$scratch/all" "$scratch/bin"
 for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname mkdir flock cmp cp awk; do ln -s "$(command -v $tool)" "$scratch/all/"; done
 
 # program NAME TEXT: a program of the machines, which prints

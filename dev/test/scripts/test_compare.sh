@@ -3,8 +3,6 @@
 # matplotlib and safetensors.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/compare
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 python=${PYTHON:-python3}
 logs() { $python dev/test/scripts/logs.py "$@"; }

@@ -3,8 +3,6 @@
 # the library of Weights & Biases is called with. PYTHON: a python with tensorboard.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/follow
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 python=${PYTHON:-python3}
 logs() { $python dev/test/scripts/logs.py "$@"; }

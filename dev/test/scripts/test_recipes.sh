@@ -4,9 +4,8 @@
 # refused before anything begins.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=$PWD/build/test/recipes
-rm -rf "$scratch"
-mkdir -p "$scratch/bin" "$scratch/data"
 . dev/test/check.sh
+mkdir -p "$scratch/bin" "$scratch/data"
 trainer=${TRAIN_FOX:-./train_fox}
 [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
 

@@ -2,8 +2,6 @@
 # dev/test/run.sh: tests at the same time, their sum, and what it says of those that fail or skip something. And of
 # check.sh: what mpirun prints is not what our programs print.
 root=$PWD scratch=$PWD/build/test/run
-rm -rf "$scratch"
-mkdir -p "$scratch"
 . dev/test/check.sh
 
 # program NAME TEXT: a test

@@ -3,9 +3,8 @@
 # that write down their arguments; the numbers at its top.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=$PWD/build/test/short_context
-rm -rf "$scratch"
-mkdir -p "$scratch/bin" "$scratch/data" "$scratch/scripts"
 . dev/test/check.sh
+mkdir -p "$scratch/bin" "$scratch/data" "$scratch/scripts"
 export OMP_NUM_THREADS=1
 trainer=$(realpath "${TRAIN_FOX:-./train_fox}")
 [ -x "$trainer" ] || { fail "$trainer is not built"; report; }

@@ -3,8 +3,6 @@
 # fails this test. HF_PYTHON: a Python with PyTorch, numpy and safetensors.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=build/test/smoke
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 export OMP_NUM_THREADS=1
 unset MAKEFLAGS MFLAGS MAKELEVEL

@@ -3,8 +3,6 @@
 # and passes over what fails; searches learning rates. With programs in the place of the trainer, and with ./train_fox.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/sweep
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 

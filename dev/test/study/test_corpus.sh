@@ -3,8 +3,6 @@
 # near-duplicate, and a copy in parts
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/study_corpus
-rm -rf $scratch
-mkdir -p $scratch
 . dev/test/check.sh
 python=${PYTHON:-python3}
 export PYTHONHASHSEED=0

@@ -3,9 +3,8 @@
 # CPU trainer and models of a few thousand parameters; the tables of STUDY.md
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/study
-rm -rf $scratch
-mkdir -p $scratch/results
 . dev/test/check.sh
+mkdir -p $scratch/results
 export OMP_NUM_THREADS=1 # threads of small models mostly wait for each other
 python=${PYTHON:-python3}
 
