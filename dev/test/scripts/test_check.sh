@@ -4,6 +4,7 @@
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=$PWD/build/test/check
 . dev/test/check.sh
+unset PYTHON # check.sh looks for packages in it
 mkdir -p "$scratch/all" "$scratch/bin"
 for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname mkdir flock cmp cp awk; do ln -s "$(command -v $tool)" "$scratch/all/"; done
 

@@ -4,6 +4,7 @@
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=$PWD/build/test/short_context
 . dev/test/check.sh
+unset PYTHON # the script would start it in place of bin/python3
 mkdir -p "$scratch/bin" "$scratch/data" "$scratch/scripts"
 export OMP_NUM_THREADS=1
 trainer=$(realpath "${TRAIN_FOX:-./train_fox}")
