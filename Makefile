@@ -73,11 +73,11 @@ train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) $(TRAINER) $< -o $(NEW) $(TRAINER_LIBS) && $(PUBLISH)
 
-data/text_to_shards: data/text_to_shards.c data/input_files.h data/pack.h data/roll.h data/shard_writer.h data/tokenizer_file.h $(HEADERS) ## converts text files to data shards
+data/text_to_shards: data/text_to_shards.c data/input_files.h data/pack.h data/roll.h data/shard_writer.h data/splits.h $(HEADERS) ## converts text files to data shards
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 
-data/ids_to_shards: data/ids_to_shards.c data/pack.h data/roll.h data/shard_writer.h $(HEADERS) ## writes the data shards of scripts/make_shards.py
+data/ids_to_shards: data/ids_to_shards.c data/pack.h data/roll.h data/shard_writer.h data/splits.h $(HEADERS) ## writes the data shards of scripts/make_shards.py
 	$(SAY)
 	$(Q)$(CC) $(CFLAGS) $(CODE) $< -o $(NEW) $(LDLIBS) && $(PUBLISH)
 

@@ -23,11 +23,11 @@ the trainers copy into checkpoints.
 #include "../llmc/run/command/cli.h"
 #include "../llmc/base/common.h"
 #include "../llmc/base/progress.h"
+#include "../llmc/tokens/tokenizer_json.h"
 #include "fetch.h"
 #include "mirror.h"
 #include "roll.h"
 #include "shard_writer.h"
-#include "tokenizer_file.h"
 
 enum {
     VOCAB_SIZE = 50257,   // GPT-2's
@@ -347,6 +347,35 @@ static bool write_shards(Work* w, Error* err) {
     return ok && shard_set_mark(o->out, w->shard_split, false, err);
 }
 
+// ----------------------------------------------------------------------------
+// the tokenizer
+
+// Writes PREFIX_tokenizer.json from GPT-2's vocab.bpe.
+static bool write_tokenizer(const Work* w, Error* err) {
+    const char* prefix = w->options->out;
+    char folder[PATH_LENGTH];
+    ByteBuffer json = {NULL, 0, 0};
+    Tokenizer t;
+    if (!tokenizer_gpt2(&t, w->options->vocab, err)) return false;
+    tokenizer_json(&t, &json);
+    shard_folder(folder, prefix);
+    const bool ok = shard_tokenizer_write(prefix, w->shard_split, json.data, err) &&
+                    shard_tokenizer_rename(prefix, w->shard_split, err) && flush_folder(folder, err);
+    free(json.data);
+    tokenizer_free(&t);
+    return ok;
+}
+
+// Says so where the shards have no tokenizer.
+static void report_tokenizer(const Work* w) {
+    char path[PATH_LENGTH];
+    shard_tokenizer_path(path, w->options->out);
+    if (access(path, F_OK) == 0) return;
+    printf("no %s: checkpoints of models trained on these shards will have no tokenizer; run again with "
+           "--vocab vocab.bpe\n",
+           path);
+}
+
 int main(int argc, char** argv) {
     guard_process();
     Options options = parse_options(argc, argv);
@@ -368,7 +397,7 @@ int main(int argc, char** argv) {
     stop_on_signals(&work.source.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
     if (!source_locate(&work.source, &err) || !source_open(&work.source, &err) || !make_plan(&work, &err) ||
-        (options.vocab && !tokenizer_file_gpt2(options.out, work.shard_split, options.vocab, &err)))
+        (options.vocab && !write_tokenizer(&work, &err)))
         stop_and_die(&work, &err);
     if (!shard_set_mark(options.out, work.shard_split, true, &err)) stop_and_die(&work, &err);
     if (work.source.remote && !fetch_start(&work.fetch, options.jobs, &err)) stop_and_die(&work, &err);
@@ -384,7 +413,7 @@ int main(int argc, char** argv) {
     printf("%s_%s: %s, %s in %s (%lld already complete)\n", options.out, work.shard_split,
            counted(work.documents, "document").text, counted(work.documents * options.columns, "token").text,
            counted(work.shards, "shard").text, (long long)kept);
-    tokenizer_file_report(options.out);
+    report_tokenizer(&work);
     free(work.complete);
     free(work.fetch.rows);
     free(work.fetch.fetched);

@@ -1,7 +1,7 @@
 /*
 Packs documents into rows of T tokens: a shard of documents of D = T tokens (shard.h), so that every row
 begins with a document. Inside a row an end-of-text token precedes each further document, as in a stream; the
-data loader puts one before the row. Called by text_to_shards and ids_to_shards.
+data loader puts one before the row. Called by splits.h.
 
     inputs    E a a a a a E b b E c c    E: end of text; c is cropped
     targets   a a a a a E b b E c c c    the row in the shard
@@ -12,8 +12,8 @@ would behind the longest that fits. No row is padded. What remains at the end an
 
 A row is made when the buffer is full, so memory is bounded: 64 rows, at most 64 MiB, or one row where that is
 more. A larger one would crop little less, and put more rows of short documents, which come last, behind one
-another. The callers write full rows of a longer document at once; its last piece goes here as a document.
-Among equal lengths the oldest comes first, so the rows depend on the documents and their order alone.
+another. Full rows of a longer document are written at once; its last piece comes here as a document. Among
+equal lengths the oldest comes first, so the rows depend on the documents and their order alone.
 */
 #pragma once
 

@@ -2,12 +2,12 @@
 Rolls documents of D tokens: each becomes tokens [o, D) and then [0, o) of itself, with an offset o drawn from
 a seed and from its number in its split, as --eval --roll has it. What stands at the beginning of files is
 then at any position, so that the loss by position does not mix content with the length of the context (arXiv
-2503.02130, appendix B). Called by text_to_shards, ids_to_shards and longcrawl64.
+2503.02130, appendix B). Called by splits.h and longcrawl64.
 */
 #pragma once
 
+#include "../llmc/base/common.h"
 #include "../llmc/base/random.h"
-#include "shard_writer.h"
 
 static inline void roll_reverse(uint32_t* tokens, int64_t count) {
     for (int64_t i = 0, k = count - 1; i < k; i++, k--) {
@@ -16,17 +16,12 @@ static inline void roll_reverse(uint32_t* tokens, int64_t count) {
     }
 }
 
+// Rolls a document, of this number in its split.
 static inline void roll_document(uint32_t* tokens, int64_t D, int64_t number, int64_t seed) {
     const int64_t o = (int64_t)(random_u64((uint64_t)seed, 0, (uint64_t)number) % (uint64_t)D);
     roll_reverse(tokens, o);
     roll_reverse(tokens + o, D - o);
     roll_reverse(tokens, D);
-}
-
-// Rolls the documents that the writer of a split gets next.
-static inline void roll_documents(uint32_t* tokens, int64_t count, const ShardWriter* writer, int64_t seed) {
-    const int64_t D = writer->header.doc_len;
-    for (int64_t i = 0; i < count / D; i++) roll_document(tokens + i * D, D, writer->total / D + i, seed);
 }
 
 // Keeps the seed of a conversion that may be interrupted in PREFIX_SPLIT_roll.txt. Fails where it has begun,

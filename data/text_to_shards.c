@@ -5,8 +5,8 @@ Converts text files to data shards.
 
 Without --doc-len the shards are a token stream: each file is a document, preceded by an end-of-text token.
 With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With --pack
-T documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is
-a folder in place of each file: its files follow one another, each behind a line with its name, as head(1)
+T documents are packed into rows of T tokens (splits.h). With --document folder this holds for each PATH that
+is a folder in place of each file: its files follow one another, each behind a line with its name, as head(1)
 prints them. The output depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
@@ -20,21 +20,19 @@ so are files that change while they are read.
 #include <signal.h>
 #include "../llmc/run/command/cli.h"
 #include "../llmc/base/progress.h"
+#include "../llmc/tokens/tokenizer_json.h"
 #include "../llmc/tokens/vocab_hash.h"
 #include "input_files.h"
-#include "pack.h"
-#include "roll.h"
-#include "shard_writer.h"
-#include "tokenizer_file.h"
+#include "splits.h"
 
 // ----------------------------------------------------------------------------
 // options
 
 typedef struct {
-    const char *tokenizer, *vocab, *out, *document;
-    int64_t doc_len, roll, pack, shard_tokens;
+    const char *tokenizer, *vocab, *document;
     bool json_escape, binary, version, help;
     InputSelection input;
+    SplitOptions splits;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -48,12 +46,12 @@ static const CliRow option_rows[] = {
      "accept files that are not text: compressed ones, and files with zero bytes"},
     {CLI_FLAG, "skip-binary", "", offsetof(Options, input.skip_binary), 0, 0, 0,
      "leave such files out, as of source trees, and count them at the end"},
-    {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
+    {CLI_COUNT, "doc-len", "D", offsetof(Options, splits.doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
-    {CLI_COUNT, "roll", "SEED", offsetof(Options, roll), CLI_UNSET, 0, 1LL << 62,
+    {CLI_COUNT, "roll", "SEED", offsetof(Options, splits.roll), CLI_UNSET, 0, 1LL << 62,
      "with --doc-len: rotate each document by an offset drawn from the seed"},
-    {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
+    {CLI_COUNT, "pack", "T", offsetof(Options, splits.pack), 0, 0, INT32_MAX,
      "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_TEXT, "document", "file|folder", offsetof(Options, document), 0, 0, 0,
      "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, "
@@ -63,12 +61,12 @@ static const CliRow option_rows[] = {
      "fraction of the files in the validation split, at least one; selected by a hash of the seed and the "
      "file's name, or its folder's with --document, so adding or removing others does not move one"},
     {CLI_COUNT, "seed", "N", offsetof(Options, input.seed), 0, 0, INT32_MAX, "seed of the validation split"},
-    {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
+    {CLI_COUNT, "shard-tokens", "N", offsetof(Options, splits.shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
     {CLI_TEXT, "list", "FILE", offsetof(Options, input.list), 0, 0, 0,
      "read further paths from FILE, one per line or, as find -print0 writes them, each ended by a zero byte; "
      "-: standard input"},
-    {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
+    {CLI_TEXT, "out", "PREFIX", offsetof(Options, splits.out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ..., and of "
      "PREFIX_tokenizer.json; when all are written they replace existing ones with this prefix"},
     {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
@@ -110,11 +108,10 @@ static Options parse_options(int argc, char** argv) {
     o.input.folders = o.document && strcmp(o.document, "folder") == 0;
     if (o.document && !o.input.folders && strcmp(o.document, "file") != 0)
         die("--document %s: must be file or folder", o.document);
-    if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
-    if (o.roll != CLI_UNSET && !o.doc_len) die("--roll: only documents of --doc-len can be rolled");
+    splits_check_options(&o.splits);
     if (o.binary && o.input.skip_binary) die("--binary and --skip-binary: only one of them");
     if (o.input.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
-    if (!o.out) die("--out is missing: the path prefix of the shards");
+    if (!o.splits.out) die("--out is missing: the path prefix of the shards");
     if (o.input.num_paths == 0 && !o.input.list) die("no input: name files or folders, or use --list");
     return o;
 }
@@ -128,25 +125,17 @@ enum {
 };
 
 typedef struct {
-    int64_t documents, bytes, tokens, dropped; // documents: before --doc-len divides them
-} Counts;
-
-typedef struct {
     const Options* options;
     Tokenizer tokenizer;
-    ShardWriter writers[2];
-    Packer packers[2]; // with --pack
-    int64_t row;       // tokens of what is written at a time: D or T; 0: any number
-    Counts counts[2];
+    Splits splits;
     ByteBuffer text, escaped; // bytes read but not encoded yet; the JSON-escaped form of a piece
-    TokenBuffer tokens;       // encoded but not written yet
     Progress progress;
-    int64_t bytes;             // read so far
+    int64_t bytes, encoded;    // read, and encoded, so far
     const InputFile* previous; // the file before; NULL: none
 } Job;
 
 // Encodes job->text[0 .. bytes-1] and writes the tokens; of rows, only complete ones.
-static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
+static bool encode_piece(Job* job, size_t bytes, Error* err) {
     const char* text = job->text.data;
     size_t n = bytes;
     if (job->options->json_escape) {
@@ -154,17 +143,11 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
         json_escape(text, n, &job->escaped);
         text = job->escaped.data, n = job->escaped.count;
     }
-    TokenBuffer* tokens = &job->tokens;
-    tokenizer_encode(&job->tokenizer, text, n, tokens);
-    const int64_t row = job->row, ready = row ? tokens->count / row * row : tokens->count;
-    if (job->options->roll != CLI_UNSET)
-        roll_documents(tokens->data, ready, &job->writers[split], job->options->roll);
-    if (!shard_write(&job->writers[split], tokens->data, ready, err)) return false;
-    tokens->count -= ready;
-    memmove(tokens->data, tokens->data + ready, (size_t)tokens->count * sizeof *tokens->data);
+    tokenizer_encode(&job->tokenizer, text, n, &job->splits.tokens);
+    if (!splits_write(&job->splits, err)) return false;
     job->text.count -= bytes;
     memmove(job->text.data, job->text.data + bytes, job->text.count);
-    job->counts[split].bytes += (int64_t)bytes;
+    job->encoded += (int64_t)bytes;
     return true;
 }
 
@@ -179,32 +162,17 @@ static bool check_unchanged(int fd, const InputFile* file, int64_t bytes, Error*
                 file->path, counted(file->bytes, "byte").text, (long long)bytes);
 }
 
-// Packs or drops what remains of the document in progress.
-static bool end_document(Job* job, Error* err) {
-    const int64_t count = job->tokens.count;
-    if (!job->previous) return true;
-    job->tokens.count = 0;
-    if (job->options->pack) return pack_add(&job->packers[job->previous->val], job->tokens.data, count, err);
-    job->counts[job->previous->val].dropped += count;
-    return true;
-}
-
-// Ends the previous document if this file starts another. The file's name goes to job->text.
+// Begins a document if this file does. The file's name goes to job->text.
 static bool start_file(Job* job, const InputFile* file, Error* err) {
     const bool starts = !job->previous || job->previous->document != file->document;
-    if (starts) {
-        if (!end_document(job, err)) return false;
-        job->counts[file->val].documents++;
-        if (!job->row) token_buffer_add(&job->tokens, job->tokenizer.end_of_text);
-    }
+    if (starts && !splits_begin(&job->splits, file->val, err)) return false;
     job->previous = file;
     job->text.count = 0;
     if (file->name) {
         char line[PATH_LENGTH + 16];
         const int n =
             snprintf(line, sizeof line, "%s==> %s <==\n", starts ? "" : "\n", file->path + file->name);
-        memcpy(byte_buffer_reserve(&job->text, (size_t)n), line, (size_t)n);
-        job->text.count = (size_t)n;
+        byte_buffer_append(&job->text, line, (size_t)n);
     }
     return true;
 }
@@ -232,7 +200,7 @@ static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
                 "%s: has a word of more than %d MiB at byte %lld, which must be encoded as a whole: is "
                 "it text? divide it, or use --tokenizer byte",
                 file->path, LONGEST >> 20, (long long)(bytes > (int64_t)all ? bytes - (int64_t)all : 0));
-        if ((cut || !got) && !encode_piece(job, cut, file->val, err)) return false;
+        if ((cut || !got) && !encode_piece(job, cut, err)) return false;
         if (!got) break;
     }
     return check_unchanged(fd, file, bytes, err);
@@ -246,45 +214,29 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
         close(fd);
         if (!ok) return false;
     }
-    if (!end_document(job, err)) return false;
-    for (int split = 0; split < 2; split++) {
-        if (job->options->pack && !pack_end(&job->packers[split], err)) return false;
-        if (!shard_writer_close(&job->writers[split], err)) return false;
-        job->counts[split].tokens = job->writers[split].total;
-        if (job->counts[split].documents > 0 && job->counts[split].tokens == 0)
-            return job->options->pack
-                       ? fail(err, "the %s split has no row of %s; lower --pack", shard_splits[split],
-                              counted(job->row, "token").text)
-                       : fail(err, "the %s split has no document: none of its %ss has %s; lower --doc-len",
-                              shard_splits[split], input_unit(&job->options->input),
-                              counted(job->row, "token").text);
-    }
-    return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
-           shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
+    ByteBuffer json = {NULL, 0, 0};
+    tokenizer_json(&job->tokenizer, &json);
+    const bool ok = splits_publish(&job->splits, input_unit(&job->options->input), json.data, err);
+    free(json.data);
+    return ok;
 }
 
 // ----------------------------------------------------------------------------
 // main
 
 static void print_summary(const Job* job, const InputFiles* files) {
-    const Counts *train = &job->counts[SHARD_TRAIN], *val = &job->counts[SHARD_VAL];
-    int64_t dropped = train->dropped + val->dropped, bytes = train->bytes + val->bytes;
-    int64_t tokens = train->tokens + val->tokens, D = job->options->doc_len;
-    int64_t ends = D ? 0 : train->documents + val->documents; // end-of-text tokens
-    if (job->options->pack) {
-        ends = job->packers[0].ends + job->packers[1].ends;
-        dropped = job->packers[0].cropped + job->packers[1].cropped;
+    const Splits* s = &job->splits;
+    const bool packs = job->options->splits.pack > 0;
+    const int64_t tokens = s->writers[0].total + s->writers[1].total;
+    int64_t dropped = s->dropped, ends = s->row ? 0 : s->documents[0] + s->documents[1]; // end-of-text tokens
+    if (packs) {
+        ends = s->packers[0].ends + s->packers[1].ends;
+        dropped = s->packers[0].cropped + s->packers[1].cropped;
     }
-    printf("%s of %s, %.3f bytes/token", counted(tokens, "token").text, counted(bytes, "byte").text,
-           (double)bytes / (double)(tokens + dropped - ends));
-    for (int split = 0; split < 2; split++) {
-        const Counts* c = &job->counts[split];
-        int64_t documents = D ? c->tokens / D : c->documents, shards = job->writers[split].index;
-        if (split == SHARD_VAL && documents == 0) continue;
-        printf("; %s: %s, %s, %s", shard_splits[split], counted(documents, "document").text,
-               counted(c->tokens, "token").text, counted(shards, "shard").text);
-    }
-    if (dropped && !job->options->pack)
+    printf("%s of %s, %.3f bytes/token", counted(tokens, "token").text, counted(job->encoded, "byte").text,
+           (double)job->encoded / (double)(tokens + dropped - ends));
+    splits_print(s, "; ", "");
+    if (dropped && !packs)
         printf("; dropped %s (%.1f%%) at the ends of %ss", counted(dropped, "token").text,
                100.0 * (double)dropped / (double)(tokens + dropped), input_unit(&job->options->input));
     if (files->empty + files->hidden + files->special + files->repeated)
@@ -293,13 +245,13 @@ static void print_summary(const Job* job, const InputFiles* files) {
     if (files->shards) printf("; skipped %s: data shards or tokenizers", counted(files->shards, "file").text);
     if (files->binary) printf("; skipped %s", counted(files->binary, "binary file").text);
     printf("\n");
-    if (job->options->pack) pack_print(job->packers);
+    if (packs) pack_print(s->packers);
 }
 
 // The program; main except for its name, under which the test calls it.
 static int text_to_shards(int argc, char** argv) {
     Options options = parse_options(argc, argv);
-    Job job = {.options = &options, .row = options.pack ? options.pack : options.doc_len};
+    Job job = {.options = &options};
     Error err;
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     if (!options.vocab)
@@ -308,22 +260,13 @@ static int text_to_shards(int argc, char** argv) {
         die("--vocab %s", err.msg);
     InputFiles files = find_files(&options.input);
     if (!options.binary && !check_kinds(&files, &err)) die("%s", err.msg);
-    for (int split = 0; split < 2; split++) {
-        if (!shard_writer_open(&job.writers[split], options.out, shard_splits[split],
-                               job.tokenizer.vocab_size, job.row, options.shard_tokens, &err) ||
-            !shard_set_lock(options.out, shard_splits[split], &err))
-            die("--out %s", err.msg);
-        job.writers[split].hold = true;
-        job.writers[split].header.vocab_hash = vocab_hash(&job.tokenizer);
-        job.packers[split] = pack_open(&job.writers[split], options.pack, job.tokenizer.end_of_text);
-    }
-    shard_set_sweep(options.out);
+    splits_open(&job.splits, &options.splits, job.tokenizer.vocab_size, vocab_hash(&job.tokenizer),
+                job.tokenizer.end_of_text);
     progress_start(&job.progress, "encoding", (double)files.bytes, "MB", 1e6);
     bool ok = encode_all(&job, &files, &err);
     progress_end(&job.progress);
     if (!ok) {
-        for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
-        shard_set_sweep(options.out);
+        splits_abort(&job.splits);
         die("%s", err.msg);
     }
     print_summary(&job, &files);
@@ -332,7 +275,6 @@ static int text_to_shards(int argc, char** argv) {
     free(files.names);
     free(job.text.data);
     free(job.escaped.data);
-    free(job.tokens.data);
     tokenizer_free(&job.tokenizer);
     return check_printed();
 }
