@@ -44,7 +44,8 @@ typedef struct {
     uint8_t* classes; // [UNICODE_POINTS] of unicode.h; this and the tables are NULL for the byte tokenizer
     uint64_t* words;  // hash table: bytes of a token -> id
     uint64_t* merges; // hash table: pair of ids -> id
-    uint32_t of_byte[256]; // id of each single byte
+    uint32_t of_byte[256];   // id of each single byte
+    uint32_t symbol_of[256]; // of gpt2_symbols
 } Tokenizer;
 
 // Ensures room for `more` ids after the current ones and returns a pointer to it; the caller adds to count.
@@ -280,17 +281,30 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof *t);
 }
 
+// vocab.bpe represents bytes by characters: the printable ones of Latin-1 by themselves, the other 68 by
+// U+0100 and following, in order. The first 256 ids are in the order of these characters.
+enum { GPT2_SYMBOLS = 256 + 68 };
+
+static inline bool gpt2_printable(uint32_t c) {
+    return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
+}
+
+// The character that stands for each byte.
+static inline void gpt2_symbols(uint32_t symbol_of[256]) {
+    for (uint32_t c = 0, next = 256; c < 256; c++) symbol_of[c] = gpt2_printable(c) ? c : next++;
+}
+
 // Initializes an empty tokenizer with room for `capacity` ids.
 static inline void tokenizer_begin(Tokenizer* t, int64_t capacity) {
     memset(t, 0, sizeof *t);
     t->start = (uint32_t*)xcalloc((size_t)capacity + 1, sizeof *t->start);
+    gpt2_symbols(t->symbol_of);
 }
 
 // Adds the next token.
 static inline void tokenizer_add(Tokenizer* t, const void* bytes, size_t n) {
     uint32_t id = (uint32_t)t->vocab_size++;
-    memcpy(byte_buffer_reserve(&t->text, n), bytes, n);
-    t->text.count += n;
+    byte_buffer_append(&t->text, (const char*)bytes, n);
     t->start[id + 1] = (uint32_t)t->text.count;
     if (n == 1) t->of_byte[*(const uint8_t*)bytes] = id;
     if (t->words) {
@@ -314,19 +328,6 @@ static inline void tokenizer_bytes(Tokenizer* t) {
         tokenizer_add(t, &byte, 1);
     }
     tokenizer_end(t);
-}
-
-// vocab.bpe represents bytes by characters: the printable ones of Latin-1 by themselves, the other 68 by
-// U+0100 and following, in order. The first 256 ids are in the order of these characters.
-enum { GPT2_SYMBOLS = 256 + 68 };
-
-static inline bool gpt2_printable(uint32_t c) {
-    return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
-}
-
-// The character that stands for each byte.
-static inline void gpt2_symbols(uint32_t symbol_of[256]) {
-    for (uint32_t c = 0, next = 256; c < 256; c++) symbol_of[c] = gpt2_printable(c) ? c : next++;
 }
 
 // Decodes a symbol of vocab.bpe to bytes[GPT2_TOKEN_BYTES] and returns its length; 0 if it is invalid.
@@ -398,18 +399,17 @@ static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const c
 static inline bool gpt2_parse(Tokenizer* t, const char* path, const char* text, size_t bytes, int64_t merges,
                               Error* err) {
     uint8_t byte_of[GPT2_SYMBOLS];
-    uint32_t ids[GPT2_TOKEN_BYTES], symbol_of[256];
+    uint32_t ids[GPT2_TOKEN_BYTES];
     tokenizer_begin(t, 256 + merges + 1);
     t->classes = (uint8_t*)xcalloc(UNICODE_POINTS, 1);
     unicode_expand(t->classes);
     t->words = bpe_hash_new();
     t->merges = bpe_hash_new();
-    gpt2_symbols(symbol_of);
     for (int printable = 1; printable >= 0; printable--)
         for (uint32_t c = 0; c < 256; c++) {
             if (gpt2_printable(c) != printable) continue;
             uint8_t byte = (uint8_t)c;
-            byte_of[symbol_of[c]] = byte;
+            byte_of[t->symbol_of[c]] = byte;
             tokenizer_add(t, &byte, 1);
         }
     if (!gpt2_add_merges(t, byte_of, path, text, bytes, merges, err)) {
@@ -467,4 +467,16 @@ static inline const char* tokenizer_decode(const Tokenizer* t, uint32_t id, size
     if (id >= t->vocab_size) return NULL;
     *bytes = t->start[id + 1] - t->start[id];
     return t->text.data + t->start[id];
+}
+
+enum { TOKENIZER_NAME_BYTES = 2 * GPT2_TOKEN_BYTES + 1 }; // a symbol has at most two
+
+// Writes a token's name as Hugging Face's tokenizer.json has it, also of a byte tokenizer: one character for
+// each of its bytes, that of vocab.bpe. Returns its length.
+static inline size_t tokenizer_name(const Tokenizer* t, uint32_t id, char name[TOKENIZER_NAME_BYTES]) {
+    size_t bytes, length = 0;
+    const char* token = tokenizer_decode(t, id, &bytes);
+    for (size_t i = 0; i < bytes; i++) length += utf8_encode(t->symbol_of[(uint8_t)token[i]], name + length);
+    name[length] = '\0';
+    return length;
 }

@@ -4,8 +4,8 @@ model's. Data shards have it (shard.h); of a model it follows from its tokenizer
 
     hash = sum over ids of hash64(id, the token's name) modulo 2^64; 1 if that is 0
 
-A name is that of Hugging Face's tokenizer.json: there the byte tokenizer and GPT-2's have one character for
-each byte of a token, the one that vocab.bpe has for it. The hash tells nothing of merges or normalization.
+A name is that of Hugging Face's tokenizer.json (tokenizer_name). The hash tells nothing of merges or
+normalization.
 */
 #pragma once
 
@@ -21,15 +21,9 @@ static inline uint64_t vocab_hash_end(uint64_t sum) { return sum ? sum : 1; }
 
 // The hash of a tokenizer's vocabulary.
 static inline uint64_t vocab_hash(const Tokenizer* t) {
-    uint32_t symbol_of[256];
+    char name[TOKENIZER_NAME_BYTES];
     uint64_t sum = 0;
-    gpt2_symbols(symbol_of);
-    for (uint32_t id = 0; id < t->vocab_size; id++) {
-        char name[2 * GPT2_TOKEN_BYTES]; // a symbol has at most two bytes
-        size_t bytes, length = 0;
-        const char* token = tokenizer_decode(t, id, &bytes);
-        for (size_t i = 0; i < bytes; i++) length += utf8_encode(symbol_of[(uint8_t)token[i]], name + length);
-        sum = vocab_hash_add(sum, id, name, length); // the end-of-text token's name is printable
-    }
+    for (uint32_t id = 0; id < t->vocab_size; id++)
+        sum = vocab_hash_add(sum, id, name, tokenizer_name(t, id, name));
     return vocab_hash_end(sum);
 }

@@ -59,35 +59,28 @@ static inline bool tokenizer_json_merges(Tokenizer* t, const Json* j, int merges
     return ok;
 }
 
-// Is `name` that of a token in a tokenizer.json?
-static inline bool tokenizer_json_is_name(const Tokenizer* t, int64_t id, const char* name,
-                                          const uint8_t* byte_of) {
-    uint8_t bytes[GPT2_TOKEN_BYTES];
-    size_t n;
+// Is `name` that of the token with an id?
+static inline bool tokenizer_json_is_name(const Tokenizer* t, int64_t id, const char* name) {
+    char ours[TOKENIZER_NAME_BYTES];
     if (!name || id < 0 || id >= t->vocab_size) return false;
-    const char* token = tokenizer_decode(t, (uint32_t)id, &n);
-    if (id == t->end_of_text) return strlen(name) == n && memcmp(name, token, n) == 0;
-    return gpt2_symbol(name, strlen(name), byte_of, bytes) == n && memcmp(bytes, token, n) == 0;
+    tokenizer_name(t, (uint32_t)id, ours);
+    return strcmp(name, ours) == 0;
 }
 
 // Does the file have these tokens and no others? End of text may be an added token alone, a special one.
 static inline bool tokenizer_json_same_names(const Tokenizer* t, const Json* j) {
-    uint32_t symbol_of[256];
-    uint8_t byte_of[GPT2_SYMBOLS];
     const int vocab = json_get(j, json_get(j, 0, "model"), "vocab"), added = json_get(j, 0, "added_tokens");
     bool same = true, ends = false, special = true;
     int64_t id = -1;
-    gpt2_symbols(symbol_of);
-    for (int i = 0; i < 256; i++) byte_of[symbol_of[i]] = (uint8_t)i;
     for (int i = json_first(j, vocab); same && i >= 0; i = json_next(j, i)) {
-        same = json_int64(j, i, &id) && tokenizer_json_is_name(t, id, json_key(j, i), byte_of);
+        same = json_int64(j, i, &id) && tokenizer_json_is_name(t, id, json_key(j, i));
         ends = ends || id == t->end_of_text;
     }
     const int64_t missing = t->vocab_size - json_count(j, vocab); // names differ, so no id comes twice
     for (int i = json_first(j, added); same && i >= 0; i = json_next(j, i))
         same = json_int64(j, json_get(j, i, "id"), &id) && id == t->end_of_text &&
                !(json_bool(j, json_get(j, i, "special"), &special) && !special) &&
-               tokenizer_json_is_name(t, id, json_string(j, json_get(j, i, "content")), byte_of);
+               tokenizer_json_is_name(t, id, json_string(j, json_get(j, i, "content")));
     return same && (missing == 0 || (missing == 1 && !ends && json_count(j, added) > 0));
 }
 
