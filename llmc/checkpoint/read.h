@@ -191,47 +191,48 @@ static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTen
 #define CHECKPOINT_GATE_PROJ ".mlp.gate_proj."
 #define CHECKPOINT_UP_PROJ   ".mlp.up_proj."
 
+// Elements [first, first + count) of a tensor of the folder.
+typedef struct {
+    const SafeTensor* from; // NULL: an optional one that the folder lacks
+    int64_t first, count;
+} CheckpointPlace;
+
 // A folder's weights or moments, open for reading.
 typedef struct {
     SafetensorsSet set;
     CheckpointFile file;
-    bool llama;  // the names are Llama's
-    bool joined; // gate_proj also has the rows of up_proj
+    CheckpointPlace (*places)[2]; // [file.count]: where the elements of each tensor are, in turn
+    bool llama;                   // the names are Llama's
+    bool joined;                  // gate_proj also has the rows of up_proj
 } CheckpointSource;
 
-// A tensor of the folder, as the table wants it.
-typedef struct {
+// May be called on one that is zero or already closed.
+static inline void checkpoint_source_close(CheckpointSource* s) {
+    checkpoint_file_free(&s->file);
+    safetensors_set_close(&s->set);
+    free(s->places);
+    s->places = NULL;
+}
+
+// Finds and checks part `part` of the `parts` that the folder has of a tensor.
+static inline bool checkpoint_source_find(CheckpointSource* s, int tensor, int part, int parts, Error* err) {
+    const Param* row = s->file.origins[tensor].row;
+    SafeTensor want = s->file.tensors[tensor];
+    CheckpointPlace* place = &s->places[tensor][part];
     char name[96];
-    SafeTensor tensor;
-} CheckpointWanted;
-
-static inline int checkpoint_source_parts(const CheckpointSource* s, int tensor) {
-    return s->llama ? llama_parts(s->file.tensors[tensor].name) : 1;
-}
-
-// Where a tensor of the table is one half of the folder's: 0, 1 of the second; -1 where it is not.
-static inline int checkpoint_source_half(const CheckpointSource* s, int tensor) {
-    const char* name = s->file.tensors[tensor].name;
-    return !s->joined                           ? -1
-           : strstr(name, CHECKPOINT_UP_PROJ)   ? 1
-           : strstr(name, CHECKPOINT_GATE_PROJ) ? 0
-                                                : -1;
-}
-
-// Part `part` of a tensor of the table. The name is valid while `want` is.
-static inline void checkpoint_source_want(const CheckpointSource* s, int tensor, int part,
-                                          CheckpointWanted* want) {
-    want->tensor = s->file.tensors[tensor];
-    snprintf(want->name, sizeof want->name, "%s", want->tensor.name);
-    if (s->llama) llama_name(want->name, want->tensor.name, part);
-    want->tensor.name = want->name;
-    want->tensor.shape[0] /= checkpoint_source_parts(s, tensor);
-    const int half = checkpoint_source_half(s, tensor);
-    if (half == 1) {
-        const int64_t before = strstr(want->name, CHECKPOINT_UP_PROJ) - want->name;
-        snprintf(want->name + before, sizeof want->name - (size_t)before, CHECKPOINT_GATE_PROJ "weight");
+    snprintf(name, sizeof name, "%s", want.name);
+    if (s->llama) llama_name(name, want.name, part);
+    want.name = name;
+    want.shape[0] /= parts;
+    place->count = row->count / parts;
+    char* up = s->joined ? strstr(name, CHECKPOINT_UP_PROJ) : NULL;
+    if (up) { // the second half of gate_proj
+        snprintf(up, sizeof name - (size_t)(up - name), CHECKPOINT_GATE_PROJ "weight");
+        place->first = row->count;
     }
-    if (half >= 0) want->tensor.shape[0] *= 2;
+    if (s->joined && strstr(name, CHECKPOINT_GATE_PROJ)) want.shape[0] *= 2;
+    place->from = safetensors_set_find(&s->set, name);
+    return (!place->from && row->optional) || checkpoint_check_tensor(&want, place->from, s->set.path, err);
 }
 
 // Fails if the files hold a tensor that is not in the table. To ignore it would be to load a model other than
@@ -242,12 +243,8 @@ static inline bool checkpoint_check_extra(const CheckpointSource* s, Error* err)
         for (int k = 0; k < set->files[file].count; k++) {
             const SafeTensor* have = &set->files[file].tensors[k];
             bool known = s->llama && llama_is_table(have->name);
-            for (int i = 0; !known && i < s->file.count; i++)
-                for (int part = 0; !known && part < checkpoint_source_parts(s, i); part++) {
-                    CheckpointWanted want;
-                    checkpoint_source_want(s, i, part, &want);
-                    known = strcmp(want.name, have->name) == 0;
-                }
+            for (int i = 0; i < s->file.count && !known; i++)
+                known = have == s->places[i][0].from || have == s->places[i][1].from;
             if (!known)
                 return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes%s",
                             have->path, have->name,
@@ -260,12 +257,6 @@ static inline bool checkpoint_check_extra(const CheckpointSource* s, Error* err)
     return true;
 }
 
-// May be called on one that is zero or already closed.
-static inline void checkpoint_source_close(CheckpointSource* s) {
-    checkpoint_file_free(&s->file);
-    safetensors_set_close(&s->set);
-}
-
 // Opens CHECKPOINT_MODEL or CHECKPOINT_OPTIMIZER, of one file or several, and checks that it contains exactly
 // the tensors of the table, but for optional ones. On error there is nothing to close.
 static inline bool checkpoint_source_open(CheckpointSource* s, const char* folder, const ParamTable* table,
@@ -273,6 +264,7 @@ static inline bool checkpoint_source_open(CheckpointSource* s, const char* folde
     memset(s, 0, sizeof *s);
     if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
     s->file = checkpoint_file(table, file, element_bytes);
+    s->places = (CheckpointPlace(*)[2])xcalloc((size_t)s->file.count, sizeof *s->places);
     s->llama = safetensors_set_find(&s->set, LLAMA_EMBEDDINGS) != NULL;
     for (int i = 1; i < s->file.count; i++) {
         const SafeTensor *gate = &s->file.tensors[i - 1], *have = safetensors_set_find(&s->set, gate->name);
@@ -280,39 +272,30 @@ static inline bool checkpoint_source_open(CheckpointSource* s, const char* folde
             s->joined = true;
     }
     bool ok = true;
-    for (int i = 0; ok && i < s->file.count; i++)
-        for (int part = 0; ok && part < checkpoint_source_parts(s, i); part++) {
-            CheckpointWanted want;
-            checkpoint_source_want(s, i, part, &want);
-            const SafeTensor* have = safetensors_set_find(&s->set, want.name);
-            ok = (!have && s->file.origins[i].row->optional) ||
-                 checkpoint_check_tensor(&want.tensor, have, s->set.path, err);
-        }
+    for (int i = 0; ok && i < s->file.count; i++) {
+        const int parts = s->llama ? llama_parts(s->file.tensors[i].name) : 1;
+        for (int part = 0; ok && part < parts; part++) ok = checkpoint_source_find(s, i, part, parts, err);
+    }
     ok = ok && checkpoint_check_extra(s, err);
     if (!ok) checkpoint_source_close(s);
     return ok;
 }
 
-// Part `part` of a table's tensor in the folder; NULL: an optional one that it lacks.
-static inline const SafeTensor* checkpoint_source_find(const CheckpointSource* s, int tensor, int part) {
-    CheckpointWanted want;
-    checkpoint_source_want(s, tensor, part, &want);
-    return safetensors_set_find(&s->set, want.name);
-}
-
 // Reads a piece into `to`, zeros of a tensor that the folder lacks.
 static inline bool checkpoint_read_piece(const CheckpointSource* s, const CheckpointPiece* p, void* to,
                                          Error* err) {
-    const int64_t whole = s->file.origins[p->tensor].row->count / checkpoint_source_parts(s, p->tensor);
     const int size = p->file->element_bytes;
-    for (int64_t done = 0, n; done < p->count; done += n) {
-        const int64_t at = p->first + done, left = whole - at % whole; // left of its part
-        const SafeTensor* from = checkpoint_source_find(s, p->tensor, (int)(at / whole));
-        char* out = (char*)to + done * size;
-        n = p->count - done < left ? p->count - done : left;
-        if (!from) memset(out, 0, (size_t)(n * size));
-        const int64_t skipped = checkpoint_source_half(s, p->tensor) == 1 ? whole : 0;
-        if (from && !safetensors_read_range(from, skipped + at % whole, n, out, size, err)) return false;
+    const int64_t end = p->first + p->count;
+    int64_t begin = 0; // of the place
+    for (int part = 0; part < 2; part++) {
+        const CheckpointPlace* place = &s->places[p->tensor][part];
+        const int64_t first = p->first > begin ? p->first : begin; // what the piece has of it
+        const int64_t last = end < begin + place->count ? end : begin + place->count;
+        char* out = (char*)to + (first - p->first) * size;
+        const int64_t at = place->first + first - begin, n = last - first;
+        if (n > 0 && !place->from) memset(out, 0, (size_t)(n * size));
+        if (n > 0 && place->from && !safetensors_read_range(place->from, at, n, out, size, err)) return false;
+        begin += place->count;
     }
     return true;
 }
@@ -342,7 +325,7 @@ static inline bool checkpoint_read_file(const char* folder, int file, const Chec
     CheckpointPiece p = checkpoint_pieces(&s.file, part);
     bool ok = true;
     while (ok && checkpoint_next_piece(&p)) {
-        const SafeTensor* from = checkpoint_source_find(&s, p.tensor, 0);
+        const SafeTensor* from = s.places[p.tensor][0].from;
         ok = checkpoint_read_piece(&s, &p, p.data, err) &&
              checkpoint_check_piece(from ? from->path : s.set.path, &p, err);
     }
