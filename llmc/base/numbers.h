@@ -74,6 +74,11 @@ static inline bool parse_whole(const char* text, int64_t* value) {
     return true;
 }
 
+// The same, from `least` to `most`.
+static inline bool parse_whole_within(const char* text, int64_t least, int64_t most, int64_t* value) {
+    return parse_whole(text, value) && *value >= least && *value <= most;
+}
+
 // Index of the first of n numbers that is NaN, infinite or below `least`; n if there is none.
 static inline int64_t numbers_first_bad(const void* numbers, int64_t n, int element_bytes, double least) {
     enum { BLOCK = 4096 }; // without a branch inside, so that it vectorises

@@ -382,16 +382,16 @@ static inline bool config_set_key(Config* c, const char* where, const ConfigKey*
     if (key->type == KEY_ROPE) return rope_scaling_parse((RopeScaling*)field, where, text, err);
     if (key->type == KEY_LAYERS) return layer_types_parse((LayerTypes*)field, where, text, err);
     bool null = strcmp(text, "null") == 0 && key->nullable;
-    double number = key->null_value;
     if (key->type == KEY_INT) {
-        if (!null && (!parse_count(text, &number) || number != floor(number) || number < key->min ||
-                      number > key->max))
+        int64_t whole = (int64_t)key->null_value;
+        if (!null && !parse_whole_within(text, (int64_t)key->min, (int64_t)key->max, &whole))
             return fail(err, "%s: %s=%s is not a whole number from %.0f to %.0f", where, name, text, key->min,
                         key->max);
-        *(int64_t*)field = (int64_t)number;
+        *(int64_t*)field = whole;
         return true;
     }
     if (key->type == KEY_REAL) {
+        double number = key->null_value;
         if (!null && (!parse_number(text, &number) || !(number >= key->min && number <= key->max)))
             return fail(err, "%s: %s=%s is not a number from %g to %g", where, name, text, key->min,
                         key->max);

@@ -107,7 +107,6 @@ static inline bool layer_types_add(LayerTypes* t, const char* where, const Layer
 static inline bool layer_run_parse(LayerRun* run, const char* where, const char* item, size_t length,
                                    Error* err) {
     char text[96], hint[2 * NEAREST_BYTES];
-    double number;
     const LayerRun plain = {1, -1, -1, NUM_MIXERS};
     *run = plain;
     if (length >= sizeof text) return fail(err, "%s: layer_types: '%.40s...' is too long", where, item);
@@ -115,11 +114,9 @@ static inline bool layer_run_parse(LayerRun* run, const char* where, const char*
     text[length] = '\0';
     char *times = strchr(text, '*'), *part = text, *next;
     if (times) *times++ = '\0';
-    if (times &&
-        (!parse_count(times, &number) || number != floor(number) || number < 1 || number > LAYERS_MOST))
+    if (times && !parse_whole_within(times, 1, LAYERS_MOST, &run->count))
         return fail(err, "%s: layer_types: '%.*s': give a count from 1 to %d behind *", where, (int)length,
                     item, LAYERS_MOST);
-    if (times) run->count = (int64_t)number;
     for (int i = 0; part; i++, part = next) {
         next = strchr(part, ':');
         if (next) *next++ = '\0';
@@ -139,11 +136,8 @@ static inline bool layer_run_parse(LayerRun* run, const char* where, const char*
             run->rope = 1;
         } else if (run->mixer == MIXER_ATTENTION && run->rope < 0 && strcmp(part, "norope") == 0) {
             run->rope = 0;
-        } else if (run->window < 0 && run->mixer == MIXER_ATTENTION && strncmp(part, "window=", 7) == 0 &&
-                   parse_count(part + 7, &number) && number == floor(number) && number >= 0 &&
-                   number <= 1 << 24) {
-            run->window = (int64_t)number;
-        } else {
+        } else if (run->mixer != MIXER_ATTENTION || run->window >= 0 || strncmp(part, "window=", 7) != 0 ||
+                   !parse_whole_within(part + 7, 0, 1 << 24, &run->window)) {
             return fail(
                 err,
                 "%s: layer_types: '%s' of '%.*s' is none of attention's window=N, rope and norope, or "

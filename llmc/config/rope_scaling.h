@@ -27,7 +27,6 @@ static const char* const rope_types[NUM_ROPE_TYPES] = {"null", "linear", "ntk", 
 static inline bool rope_scaling_parse(RopeScaling* r, const char* where, const char* text, Error* err) {
     char parts[3][32] = {"", "", ""};
     RopeScaling scaling = {ROPE_PLAIN, 1, 0};
-    double length = 0;
     int count = 0;
     for (const char* part = text; count < 3; part++, count++) {
         const size_t n = strcspn(part, ":");
@@ -45,12 +44,9 @@ static inline bool rope_scaling_parse(RopeScaling* r, const char* where, const c
     if (most && (!parse_number(parts[1], &scaling.factor) || !(scaling.factor >= 1) || scaling.factor > 1e6))
         return fail(err, "%s: rope_scaling=%s: the factor is not a number from 1 to 1000000", where, text);
     if (scaling.type == ROPE_YARN) scaling.length = r->length;
-    if (count == 2) {
-        if (!parse_count(parts[2], &length) || length != floor(length) || length < 1 || length > 1 << 24)
-            return fail(err, "%s: rope_scaling=%s: the length is not a whole number from 1 to %d", where,
-                        text, 1 << 24);
-        scaling.length = (int64_t)length;
-    }
+    if (count == 2 && !parse_whole_within(parts[2], 1, 1 << 24, &scaling.length))
+        return fail(err, "%s: rope_scaling=%s: the length is not a whole number from 1 to %d", where, text,
+                    1 << 24);
     *r = scaling;
     return true;
 }

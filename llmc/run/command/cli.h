@@ -112,7 +112,7 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
         }
         return fail(err, "--%s %s: not one of %s", row->name, text, row->value_name);
     case CLI_COUNT:
-        if (!parse_whole(text, &whole) || whole < (int64_t)row->least || whole > (int64_t)row->most)
+        if (!parse_whole_within(text, (int64_t)row->least, (int64_t)row->most, &whole))
             return fail(err, "--%s %s: not a whole number from %.0f to %.0f (suffixes: k M G Ki Mi Gi)",
                         row->name, text, row->least, row->most);
         *(int64_t*)field = whole;
