@@ -23,7 +23,7 @@ enum { MIXTURE_PARTS = 16 };
 typedef struct {
     const char* pattern; // of its shards, without the weight; several with commas where it is the only part
     double share;        // w_k / (sum of w)
-    uint64_t fraction;   // f_k, in units of 2^-32
+    uint64_t fraction;   // f_k, in units of 2^-32: of the last part exactly 1
     int64_t first_item, items; // of the dataset's items
     int64_t sequences;         // of an epoch
 } MixturePart;
@@ -81,12 +81,13 @@ static inline bool mixture_parse(Mixture* m, const char* patterns, Error* err) {
     if (weighted > 0 && weighted < listed)
         return fail(err, "'%s': some of its patterns have a weight (PATTERN:WEIGHT), others have none",
                     patterns);
-    if (weighted > 0) return mixture_weigh(m, patterns, err);
-    strcpy(m->text, patterns);
-    m->parts[0].pattern = m->text;
-    m->parts[0].share = 1;
-    m->count = 1;
-    return true;
+    if (weighted == 0) {
+        strcpy(m->text, patterns);
+        m->parts[0].pattern = m->text;
+        m->parts[0].share = 1;
+        m->count = 1;
+    }
+    return mixture_weigh(m, patterns, err);
 }
 
 static inline void mixture_free(Mixture* m) { free(m->text); }
@@ -143,21 +144,17 @@ static inline int64_t mixture_taken(uint64_t fraction, int64_t s) {
 
 // The part of sequence s, whose number within the part, over all of its epochs, is put in *number.
 static inline int mixture_part(const Mixture* m, int64_t s, int64_t* number) {
-    int k = 0;
-    for (; k < m->count - 1; k++) {
-        const int64_t taken = mixture_taken(m->parts[k].fraction, s);
-        const bool has = mixture_taken(m->parts[k].fraction, s + 1) > taken;
-        s = has ? taken : s - taken;
-        if (has) break;
+    for (int k = 0;; k++) {
+        *number = mixture_taken(m->parts[k].fraction, s);
+        if (mixture_taken(m->parts[k].fraction, s + 1) > *number) return k;
+        s -= *number;
     }
-    *number = s;
-    return k;
 }
 
 // The first part that has none of the first s sequences; NULL: each has some.
 static inline const MixturePart* mixture_without(const Mixture* m, int64_t s) {
     for (int k = 0; k < m->count; k++) {
-        const int64_t taken = k < m->count - 1 ? mixture_taken(m->parts[k].fraction, s) : s;
+        const int64_t taken = mixture_taken(m->parts[k].fraction, s);
         if (taken == 0) return &m->parts[k];
         s -= taken;
     }
@@ -168,7 +165,7 @@ static inline const MixturePart* mixture_without(const Mixture* m, int64_t s) {
 static inline bool mixture_has(const Mixture* m, int64_t s, bool items) {
     for (int k = 0; k < m->count; k++) {
         const MixturePart* part = &m->parts[k];
-        const int64_t taken = k < m->count - 1 ? mixture_taken(part->fraction, s) : s;
+        const int64_t taken = mixture_taken(part->fraction, s);
         if (taken > (items ? part->items : part->sequences)) return false;
         s -= taken;
     }
