@@ -124,18 +124,18 @@ static inline bool checkpoint_exchange_file(const char* folder, int file, const 
 // Collective: verifies the checksums of rank 0's folder, then reads every rank's shard from it: weights, and
 // moments if the part has them. record: the checkpoint's trainer.json on the ranks that see the folder; NULL
 // on all ranks for --init. Succeeds on all ranks or fails on all, with the message of the lowest rank that
-// failed, which *mine (may be NULL) says of this one; the buffers are then undefined.
+// failed; the buffers are then undefined.
 static inline bool checkpoint_load(const char* folder, const Json* record, const CheckpointPart* part,
-                                   bool* mine, Error* err) {
+                                   Error* err) {
     World* world = part->world;
     const int files = part->tensors->m ? CHECKPOINT_FILES : 1;
     bool* sees = (bool*)xcalloc((size_t)world->size, sizeof *sees);
     checkpoint_find_readers(world, folder, sees);
     bool ok = !sees[world->rank] || checkpoint_load_alone(folder, record, files, part, sees, err);
-    ok = checkpoint_vote(world, ok, mine, err);
+    ok = checkpoint_vote(world, ok, err);
     for (int f = 0; f < files && ok; f++) {
         ok = checkpoint_exchange_file(folder, f, part, sees, err);
-        ok = checkpoint_vote(world, ok, mine, err);
+        ok = checkpoint_vote(world, ok, err);
     }
     free(sees);
     return ok;

@@ -12,8 +12,8 @@ typedef struct {
 } CheckpointVote;
 
 // Collective: did all ranks succeed? Otherwise err becomes the message of the lowest rank that failed, on
-// every rank, and *mine (which may be NULL) says whether this rank is that one.
-static inline bool checkpoint_vote(World* world, bool ok, bool* mine, Error* err) {
+// every rank.
+static inline bool checkpoint_vote(World* world, bool ok, Error* err) {
     CheckpointVote vote, *all = (CheckpointVote*)xcalloc((size_t)world->size, sizeof *all);
     memset(&vote, 0, sizeof vote);
     vote.ok = ok;
@@ -21,7 +21,6 @@ static inline bool checkpoint_vote(World* world, bool ok, bool* mine, Error* err
     world_allgather(world, all, &vote, sizeof vote);
     int failed = 0;
     while (failed < world->size && all[failed].ok) failed++;
-    if (mine) *mine = failed == world->rank;
     if (failed < world->size) *err = all[failed].err;
     free(all);
     return failed == world->size;

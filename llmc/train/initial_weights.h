@@ -29,11 +29,11 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
     memset(t->w, 0, (moments ? 3 : 1) * bytes); // a checkpoint has no moments of what is not trained
     const char* folder = run_resumed(run) ? run->checkpoint : init;
     if (run->mode == RUN_TRAIN && folder && bytes > LOAD_TELLS) printf("reading %s\n", folder);
-    if (run_resumed(run)) return checkpoint_load(run->checkpoint, &run->record, &part, NULL, err);
+    if (run_resumed(run)) return checkpoint_load(run->checkpoint, &run->record, &part, err);
     if (!init)
         draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,
                      (uint64_t)run->options.seed);
-    else if (!checkpoint_load(init, NULL, &part, NULL, err))
+    else if (!checkpoint_load(init, NULL, &part, err))
         die("%s", err->msg);
     return true;
 }
