@@ -48,7 +48,7 @@ static inline void recipe_put_options(FILE* list, int* count, const Options* o, 
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         if (row->type == CLI_GROUP || !recipe_has_option(row)) continue;
         char *is = option_text(o, row), *was = option_text(&published, row);
-        recipe_put(list, count, row->name, is ? is : "unset", was ? was : "unset");
+        recipe_put(list, count, row->name, is, was);
         free(is), free(was);
     }
 }

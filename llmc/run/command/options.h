@@ -373,13 +373,13 @@ static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w
     }
 }
 
-// An option's value as JSON, to be freed; NULL where it is unset.
+// An option's value as JSON, or "unset", to be freed.
 static inline char* option_text(const Options* o, const CliRow* row) {
     JsonWriter w = json_writer(0);
     option_put(o, row, &w, NULL);
     if (strcmp(w.text, "null") != 0) return w.text;
     json_writer_free(&w);
-    return NULL;
+    return xstrdup("unset");
 }
 
 // Fails where trainer.json cannot record an option as it is: JSON must be UTF-8, which a path need not be. A
@@ -405,8 +405,9 @@ static inline bool options_check(const Options* o, Error* err) {
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
-        char* text = option_has(row, RECORDED) ? option_text(o, row) : NULL;
-        if (text) option_put(o, row, w, row->name);
+        if (!option_has(row, RECORDED)) continue;
+        char* text = option_text(o, row);
+        if (strcmp(text, "unset") != 0) option_put(o, row, w, row->name);
         free(text);
     }
     json_end(w);
@@ -416,11 +417,8 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
 static inline char* option_change(const Options* now, const Options* before, const CliRow* row) {
     if (!option_has(row, RECORDED)) return NULL;
     char *is = option_text(now, row), *was = option_text(before, row), *text = NULL;
-    if (strcmp(is ? is : "", was ? was : "") != 0) {
-        const size_t bytes = strlen(row->name) + strlen(is ? is : "unset") + strlen(was ? was : "unset") + 16;
-        text = (char*)xcalloc(bytes, 1);
-        snprintf(text, bytes, "%s %s (was %s)", row->name, is ? is : "unset", was ? was : "unset");
-    }
+    if (strcmp(is, was) != 0 && asprintf(&text, "%s %s (was %s)", row->name, is, was) < 0)
+        die("out of memory");
     free(is), free(was);
     return text;
 }
