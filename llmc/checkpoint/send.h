@@ -75,7 +75,7 @@ static inline bool checkpoint_send_shard(const CheckpointWriter* w, const Checkp
 // Receives a rank's pieces into buffer[CHECKPOINT_PIECE_BYTES] and writes them. After an error of the disk,
 // or if `ok` is false from the start, receives the rest without writing it, so that the sender does not wait
 // for ever.
-static inline bool checkpoint_receive_shard(CheckpointOutput* o, int rank, char* buffer, World* world,
+static inline bool checkpoint_receive_shard(CheckpointWriter* w, int rank, char* buffer, World* world,
                                             bool ok, Error* err) {
     CheckpointProgress progress = {world, 0};
     for (;;) {
@@ -84,15 +84,14 @@ static inline bool checkpoint_receive_shard(CheckpointOutput* o, int rank, char*
         bool good = world_receive(world, rank, &frame, sizeof frame) ||
                     fail(&lost, "the connection to rank %d is lost", rank);
         if (good && frame.file < 0) return ok;
-        if (good &&
-            (frame.file >= CHECKPOINT_FILES || frame.bytes > CHECKPOINT_PIECE_BYTES || frame.offset < 0 ||
-             frame.offset > o->writer->files[frame.file].bytes - (int64_t)frame.bytes))
+        if (good && (frame.file >= CHECKPOINT_FILES || frame.bytes > CHECKPOINT_PIECE_BYTES ||
+                     frame.offset < 0 || frame.offset > w->files[frame.file].bytes - (int64_t)frame.bytes))
             good = fail(&lost, "rank %d sent a part of another checkpoint", rank);
         if (good && !world_receive(world, rank, buffer, frame.bytes))
             good = fail(&lost, "the connection to rank %d is lost", rank);
         if (!good && ok) *err = lost;
         if (!good) return false;
-        ok = ok && checkpoint_write_piece(o, frame.file, buffer, frame.bytes, frame.offset, err);
+        ok = ok && checkpoint_write_piece(w, frame.file, buffer, frame.bytes, frame.offset, err);
         checkpoint_progress(&progress, frame.bytes);
     }
 }
@@ -102,15 +101,14 @@ static inline bool checkpoint_receive_shard(CheckpointOutput* o, int rank, char*
 static inline bool checkpoint_receive_shards(CheckpointWriter* w, const bool* sees, World* world, bool ok,
                                              Error* err) {
     int others = 0;
-    CheckpointOutput o = {.writer = w};
     for (int rank = 0; rank < world->size; rank++) others += !sees[rank];
     if (others == 0) return ok;
     char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
-    bool is_open = ok && checkpoint_open_files(&o, w, err);
+    bool is_open = ok && checkpoint_open_files(w, err);
     ok = is_open;
     for (int rank = 0; rank < world->size; rank++)
-        if (!sees[rank]) ok = checkpoint_receive_shard(&o, rank, buffer, world, ok, err);
-    if (is_open) ok = checkpoint_close_files(&o, ok, err);
+        if (!sees[rank]) ok = checkpoint_receive_shard(w, rank, buffer, world, ok, err);
+    if (is_open) ok = checkpoint_close_files(w, ok, err);
     free(buffer);
     return ok;
 }

@@ -43,6 +43,7 @@ typedef struct {
     int64_t bytes;    // of the whole file
     uint64_t* blocks; // checksums of its blocks [num_blocks], of what this process has written so far
     int64_t num_blocks;
+    int fd; // from checkpoint_open_files to checkpoint_close_files
 } WriterFile;
 
 // A checkpoint that is being written under its temporary name.
@@ -53,6 +54,7 @@ typedef struct {
     WriterFile files[CHECKPOINT_FILES];
     uint64_t* sums; // [num_sums]: the blocks of all files
     int64_t num_sums;
+    int64_t unflushed;  // bytes of the open files
     JsonWriter trainer; // trainer.json without its end, from checkpoint_create on
     bool published;     // the folder has its final name
 } CheckpointWriter;
@@ -201,63 +203,54 @@ static inline bool checkpoint_check_finite(const CheckpointPart* part, Error* er
     return true;
 }
 
-// Where checkpoint_write_piece writes. Begins with checkpoint_open_files.
-typedef struct {
-    CheckpointWriter* writer;
-    int fds[CHECKPOINT_FILES];
-    int64_t unflushed; // bytes
-} CheckpointOutput;
-
 // Opens both files for writing. O_WRONLY matters: on NFS, writers of neighbouring ranges of one page then
 // send their own bytes only. On error nothing is open.
-static inline bool checkpoint_open_files(CheckpointOutput* o, CheckpointWriter* w, Error* err) {
-    o->writer = w;
-    o->unflushed = 0;
+static inline bool checkpoint_open_files(CheckpointWriter* w, Error* err) {
+    w->unflushed = 0;
     if (!out_lock_held(w->out, w->lock, err)) return false;
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        o->fds[f] = open(w->files[f].path, O_WRONLY | O_CLOEXEC);
-        if (o->fds[f] >= 0) continue;
+        w->files[f].fd = open(w->files[f].path, O_WRONLY | O_CLOEXEC);
+        if (w->files[f].fd >= 0) continue;
         fail(err, "%s: cannot open: %s", w->files[f].path, strerror(errno));
-        while (f-- > 0) close(o->fds[f]);
+        while (f-- > 0) close(w->files[f].fd);
         return false;
     }
     return true;
 }
 
 // Flushes and closes both files. `ok` is false if an earlier error has been reported.
-static inline bool checkpoint_close_files(CheckpointOutput* o, bool ok, Error* err) {
+static inline bool checkpoint_close_files(const CheckpointWriter* w, bool ok, Error* err) {
     for (int f = 0; f < CHECKPOINT_FILES; f++)
-        ok = checkpoint_close_file(o->fds[f], o->writer->files[f].path, ok, err);
+        ok = checkpoint_close_file(w->files[f].fd, w->files[f].path, ok, err);
     return ok;
 }
 
-// Writes data[bytes] at an offset of a file and adds them to its checksums. Flushes every
+// Writes data[bytes] at an offset of an open file and adds them to its checksums. Flushes every
 // CHECKPOINT_PROGRESS_BYTES, so that a slow disk delays the next call of watch_alive only by that much,
 // and not by a whole file.
-static inline bool checkpoint_write_piece(CheckpointOutput* o, int file, const void* data, size_t bytes,
+static inline bool checkpoint_write_piece(CheckpointWriter* w, int file, const void* data, size_t bytes,
                                           int64_t offset, Error* err) {
-    WriterFile* f = &o->writer->files[file];
+    WriterFile* f = &w->files[file];
     checksum_add(f->blocks, data, bytes, offset);
-    if (!checkpoint_write_at(o->fds[file], f->path, data, bytes, offset, err)) return false;
-    o->unflushed += (int64_t)bytes;
-    if (o->unflushed < CHECKPOINT_PROGRESS_BYTES) return true;
-    o->unflushed = 0;
-    return fdatasync(o->fds[file]) == 0 || fail(err, "%s: cannot write: %s", f->path, strerror(errno));
+    if (!checkpoint_write_at(f->fd, f->path, data, bytes, offset, err)) return false;
+    w->unflushed += (int64_t)bytes;
+    if (w->unflushed < CHECKPOINT_PROGRESS_BYTES) return true;
+    w->unflushed = 0;
+    return fdatasync(f->fd) == 0 || fail(err, "%s: cannot write: %s", f->path, strerror(errno));
 }
 
 // Every rank, after checkpoint_create: writes a rank's numbers through to the disk, into the existing files,
 // and adds them to the writer's checksums.
 static inline bool checkpoint_write_shard(CheckpointWriter* w, const CheckpointPart* part, Error* err) {
-    CheckpointOutput o;
     bool ok = true;
     assert(part->tensors->m && part->tensors->v);
-    if (!checkpoint_open_files(&o, w, err)) return false;
+    if (!checkpoint_open_files(w, err)) return false;
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         CheckpointPiece p = checkpoint_pieces(&w->files[f].tensors, part);
         while (ok && checkpoint_next_piece(&p))
-            ok = checkpoint_write_piece(&o, f, p.data, p.bytes, w->files[f].header_bytes + p.offset, err);
+            ok = checkpoint_write_piece(w, f, p.data, p.bytes, w->files[f].header_bytes + p.offset, err);
     }
-    return checkpoint_close_files(&o, ok, err);
+    return checkpoint_close_files(w, ok, err);
 }
 
 // ----------------------------------------------------------------------------
