@@ -59,15 +59,13 @@ static inline bool checkpoint_load_alone(const char* folder, const Json* record,
 // `part` is that rank's, but for the tensors: rank 0's own, which do not change.
 static inline bool checkpoint_serve_file(const char* folder, int file, const CheckpointPart* part,
                                          Error* err) {
-    CheckpointVote vote;
     CheckpointSource s;
     World* world = part->world;
     const int rank = part->shard->rank;
-    memset(&vote, 0, sizeof vote);
-    vote.ok = checkpoint_source_open(&s, folder, part->table, file, part->tensors->element_bytes, err);
-    if (!vote.ok) vote.err = *err;
-    bool connected = world_send(world, rank, &vote, sizeof vote), ok = true;
-    if (!vote.ok) return false;
+    bool ok = checkpoint_source_open(&s, folder, part->table, file, part->tensors->element_bytes, err);
+    const CheckpointVote vote = checkpoint_vote_of(ok, err);
+    bool connected = world_send(world, rank, &vote, sizeof vote);
+    if (!ok) return false;
     char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
     CheckpointPiece p = checkpoint_pieces(&s.file, part);
     while (connected && ok && checkpoint_next_piece(&p)) {

@@ -91,10 +91,7 @@ static inline void saver_close(Saver* s) {
 
 // Another rank's thread tells rank 0's whether it has succeeded, and then its checksums.
 static inline bool saver_send_result(Saver* s, bool ok) {
-    CheckpointVote vote;
-    memset(&vote, 0, sizeof vote);
-    vote.ok = ok;
-    if (!ok) vote.err = s->err;
+    const CheckpointVote vote = checkpoint_vote_of(ok, &s->err);
     return world_send(s->world, 0, &vote, sizeof vote) &&
            (!ok || world_send(s->world, 0, s->writer.sums, (size_t)s->writer.num_sums * sizeof(uint64_t)));
 }
