@@ -345,7 +345,7 @@ def report(runs, logs, options):
     for table in tables:
         print(*table, *[""] * (len(tables) > 1), sep="\n")
     if min(map(len, pairs.values()), default=MIN_PAIRS) < MIN_PAIRS:
-        print(f"note: nothing is claimed from {MIN_PAIRS - 1} pairs of a seed or fewer: they have no interval")
+        print(f"note: nothing is claimed from fewer than {MIN_PAIRS} pairs of runs with equal seeds: they have no interval")
     for note in notes(runs, others):
         print(f"note: {note}")
     if options.no_plots:

@@ -59,7 +59,7 @@ check "three pairs" compare --no-plots $r/fox? $r/transformer[12] $pairs/3.jsonl
 equals "| held-out loss less that of fox | pairs | difference | standard error | 95% interval |" "$(row 6)"
 equals "| transformer | 3 | 0.5333 | 0.0333 | 0.3899 to 0.6768 |" "$(row 8)"
 equals "" "$(grep 'nothing is claimed' $scratch/stdout)"
-claimed="note: nothing is claimed from 2 pairs of a seed or fewer: they have no interval"
+claimed="note: nothing is claimed from fewer than 3 pairs of runs with equal seeds: they have no interval"
 check "two pairs" compare --no-plots $r/fox? $r/transformer1 $pairs/3.jsonl
 equals "| transformer | 2 | 0.5500 | 0.0500 | - |" "$(row 8)"
 said "$claimed"
