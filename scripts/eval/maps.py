@@ -31,6 +31,7 @@ llmc/eval/maps.h writes it.
 import json
 import math
 import re
+import statistics
 
 from fox import Error, Parser, check_writable, package, run, write_file
 
@@ -192,7 +193,7 @@ def main():
     print("layer   half-life of its heads: shortest  median  longest, tokens   pruned")
     for layer, lives, pruned in zip(rows_of(tensors), tensors["half_life"], tensors["pruned_share"]):
         lives = sorted(lives)
-        middle, share = lives[len(lives) // 2], 100 * pruned.mean()
+        middle, share = statistics.median(lives), 100 * pruned.mean()
         print(f"{layer:5d} {lives[0]:35.4g} {middle:7.4g} {lives[-1]:8.4g} {share:15.1f}%")
 
 

@@ -564,6 +564,9 @@ class TestPictures(Case):
                                 "--heads", self.tmp / "h.svg")
         self.assertEqual([line.split()[0] for line in table.splitlines()], ["layer", "0", "2", "7"])
         self.assertIn(">7</text>", (self.tmp / "h.svg").read_text())
+        uneven = self.maps(half_life=numpy.array([[1, 3]] * 3, "float32"))
+        table = self.run_script("maps.py", uneven, "--heads", self.tmp / "h.svg")
+        self.assertEqual(table.splitlines()[1].split()[1:4], ["1", "2", "3"])  # of two heads the median is their mean
         endless = self.maps(half_life=numpy.full((3, 2), numpy.inf))
         self.assertIn("inf", self.run_script("maps.py", endless, "--heads", self.tmp / "h.svg"))
         self.assertIn(">half-life, tokens</text>", (self.tmp / "h.svg").read_text())
