@@ -427,8 +427,8 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
                     "--model fox-pro-nano",
                     where, mixer_names[c->mixer]);
     if (!key)
-        return fail(err, "%s: no config key is called '%s'%s; --dry-run prints those in config.json", where,
-                    name, nearest_hint(&near, hint, ""));
+        return fail(err, "%s: no config key is called '%s'%s; --dry-run config prints those in config.json",
+                    where, name, nearest_hint(&near, hint, ""));
     return config_set_key(c, where, key, name, text, err);
 }
 

@@ -230,7 +230,7 @@ $tiny --set layer_types=mamba2 --dry-run --gpu H200|--gpu: the memory of FoxStac
 --model mamba2-nano --set window_size=9|--set: no config key is called 'window_size'
 $tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
 $tiny --set =1|--set =1: not of the form KEY=VALUE
-$tiny --set width=1|--set: no config key is called 'width'
+$tiny --set width=1|--set: no config key is called 'width'; --dry-run config prints those in config.json
 $tiny --set hidden_size=|--set: hidden_size= is not a whole number
 $tiny --set use_rope=1|--set: use_rope=1 is none of false, true
 $tiny --set rope_scaling=llama3:8|--set: rope_scaling=llama3:8 is none of null, linear:FACTOR, ntk:FACTOR, yarn:FACTOR
