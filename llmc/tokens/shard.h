@@ -74,12 +74,15 @@ static inline uint32_t shard_header_checksum(const int32_t* header) {
 // ----------------------------------------------------------------------------
 // reading
 
+// Ends messages about files that are no shards: the user may have given the text itself.
+static const char shards_how[] = "; data/README.md tells how to make shards";
+
 // Opens a shard for reading. Rejects anything but a regular file: opening a pipe would block until it has a
 // writer.
 static inline bool shard_open(const char* path, int* fd, Error* err) {
     struct stat st;
     bool there = stat(path, &st) == 0;
-    if (there && !S_ISREG(st.st_mode)) return fail(err, "%s: is not a regular file", path);
+    if (there && !S_ISREG(st.st_mode)) return fail(err, "%s: is not a regular file%s", path, shards_how);
     *fd = there ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     return *fd >= 0 ? true : fail(err, "%s: cannot open: %s", path, strerror(errno));
 }
@@ -100,14 +103,14 @@ static inline bool shard_pread(int fd, const char* path, void* out, size_t bytes
     return true;
 }
 
-// For the error message: the kind of llm.c file that has this magic number.
+// For the error message: the kind of llm.c file that has this magic number, or how shards are made.
 static inline const char* shard_other_magic(int32_t magic) {
     switch (magic) {
     case 20240801: return " (a Llama 3 token file of llm.c; convert it to a version 2 shard)";
     case 20240522: return " (an evaluation set of llm.c)";
     case 20240326: return " (a model of llm.c)";
     case 20240328: return " (a tokenizer of llm.c)";
-    default: return "";
+    default: return shards_how;
     }
 }
 
@@ -135,8 +138,8 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     if (fstat(fd, &st) != 0) return fail(err, "%s: cannot stat: %s", path, strerror(errno));
     if (st.st_size == 0) return fail(err, "%s: is empty", path);
     if (st.st_size < SHARD_HEADER_BYTES)
-        return fail(err, "%s: has %s, which is less than the header of a data shard (%d)", path,
-                    counted(st.st_size, "byte").text, SHARD_HEADER_BYTES);
+        return fail(err, "%s: has %s, which is less than the header of a data shard (%d)%s", path,
+                    counted(st.st_size, "byte").text, SHARD_HEADER_BYTES, shards_how);
     if (!shard_pread(fd, path, header, sizeof header, 0, err)) return false;
     if (header[0] != SHARD_MAGIC)
         return fail(err, "%s: is not a data shard: starts with %d, not %d%s", path, header[0], SHARD_MAGIC,

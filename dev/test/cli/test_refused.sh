@@ -13,8 +13,8 @@ refused_shards() {
     done <<'END'
 none ': no file matches
 empty : is empty
-stub : has 12 bytes, which is less than the header
-magic : is not a data shard: starts with 20240521
+stub : has 12 bytes, which is less than the header of a data shard (1024); data/README.md tells how to make shards
+magic : is not a data shard: starts with 20240521, not 20240520; data/README.md tells how to make shards
 llama3 : is not a data shard: starts with 20240801, not 20240520 (a Llama 3 token file of llm.c
 version : is a data shard of version 4
 truncated : is truncated: its header claims 4000 tokens of 2 bytes, 3993 follow
@@ -34,7 +34,7 @@ END
     dies "shards/none.bin': no file matches" run --model fox-pro-760m --set num_hidden_layers=1024 --set hidden_size=8192 \
         --set num_heads=64 --set vocab_size=257 $batches --data $shards/none.bin --dump $scratch/none # no machine has the memory
     dies "'$shards/none/text_*.bin': no file matches" train --data "$shards/none/text_*.bin"
-    dies "is not a regular file" train --data "$shards"
+    dies "is not a regular file; data/README.md tells how to make shards" train --data "$shards"
     dies "not a comma-separated list of file patterns" train --data "$shards/text.bin,"
     for name in model init data val-data out resume-from eval requests maps dump; do
         dies "--$name: is empty: give " run "--$name" ""
