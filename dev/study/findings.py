@@ -295,8 +295,8 @@ def half_lives(report):
 
 
 def left(report):
-    """What has not run, by the names of the runs without their seeds and rates."""
+    """What has not run, or not with all seeds and rates, by the names of the runs without their seeds and rates."""
     def group(name):
         return name.removesuffix("_repeat").rpartition("_")[0] + " (repeats)" * name.endswith("_repeat")
     names = [line.name for line in report.all_lines if line.measures != "edge" and line.name not in report.with_diverged]
-    return f"Not run yet: {', '.join(dict.fromkeys(map(group, names)))}." if names else "All runs are there."
+    return f"Runs are missing of: {', '.join(dict.fromkeys(map(group, names)))}." if names else "All runs are there."
