@@ -299,4 +299,4 @@ def left(report):
     def group(name):
         return name.removesuffix("_repeat").rpartition("_")[0] + " (repeats)" * name.endswith("_repeat")
     names = [line.name for line in report.all_lines if line.measures != "edge" and line.name not in report.with_diverged]
-    return f"Runs are missing of: {', '.join(dict.fromkeys(map(group, names)))}." if names else "All runs are there."
+    return f"Not run yet, or not with all seeds and rates: {', '.join(dict.fromkeys(map(group, names)))}." if names else "All runs are there."
