@@ -535,9 +535,10 @@ static void check_nearest(void) {
               "%s: %s", presets[i].typed, err.msg);
     c = config_defaults();
     CHECK(!config_set(&c, "--set", "num_head", "2", &err) &&
-              strstr(err.msg, "'num_head' (is num_heads meant?); --dry-run prints"),
+              strstr(err.msg, "'num_head' (is num_heads meant?); --dry-run config prints"),
           "%s", err.msg);
-    CHECK(!config_set(&c, "--set", "colour", "2", &err) && strstr(err.msg, "'colour'; --dry-run prints"),
+    CHECK(!config_set(&c, "--set", "colour", "2", &err) &&
+              strstr(err.msg, "'colour'; --dry-run config prints"),
           "%s", err.msg);
     char word[200];
     memset(word, 'x', sizeof word);
