@@ -406,9 +406,9 @@ static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
     return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }
 
-// Bytes of scratch that a forward pass needs, with `backward` that either pass needs; a smaller shape may need
-// more. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens;
-// any other one stores the float sums of dq.
+// Bytes of scratch of a forward pass; with `backward`, enough for either pass. A smaller shape may need more.
+// A deterministic backward pass stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any
+// other one stores the float sums of dq.
 static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic, bool backward) {
     size_t first = (size_t)cudnn_plan(CUDNN_FORWARD, s)->workspace;
     if (!backward) return first;
