@@ -67,7 +67,8 @@ static inline bool model_turns_off(const char* value) {
 }
 
 // Dies where --set gives a key that changes nothing: of forget gates to a model without them, unless its
-// value turns the key off; of initial weights where --init has weights. A `resumed` run may repeat the latter.
+// value turns the key off; of initial weights where --init has weights. A `resumed` run may repeat keys of
+// initial weights.
 static inline void model_check_keys(const Options* o, const Config* c, bool resumed) {
     enum { GATE_KEYS = 5, FIRST_INITIAL = 2, KEYS = 10 }; // both kinds have 2, 3 and 4
     static const char* const keys[KEYS] = {
