@@ -439,6 +439,7 @@ assert answers(**four, fox_pro_4heads=(-0.05, -0.051, -0.052))[3] == "yes"
 assert answers(**four, fox_pro_4heads=(-0.05, -0.021, 0.01))[3] == "not shown"
 assert answers(transformer_pro_base1e4=(-0.02,))[4] == "seeds 12 and 13 follow"
 assert answers(transformer_pro_base1e4=(-0.009,))[4] == "not by more than 0.01 on one seed"
+assert answers(transformer_pro_base1e4=(0.12,))[4] == "higher on one seed"
 assert answers(transformer_pro_base1e4=(-0.02, -0.021, -0.022))[4] == "yes"
 five = {"fox_pro": (-0.04, -0.05, -0.06, -0.05, -0.05), "transformer_pro": (0,) * 5}
 assert answers(**five, fox_pro_1e_3=(-0.05, -0.06, -0.07))[5] is None
@@ -449,4 +450,5 @@ starts = {"fox_pro_long": (-0.03, -0.04, -0.05), "fox_pro_long64": (-0.035, -0.0
 assert answers(**starts)[6] == "fox-pro-long64"  # the first is shown to be higher, the last 0.003 and not the lowest
 assert answers(**{**starts, "fox_pro_long64": (0, -0.05, -0.06), "fox_pro_T2981": (0, 0, 0)})[6] == "none"
 assert registered.sentence(Runs()) == ""
+assert registered.lines(Runs(fox_pro_long=(0, 0, 0)))[-1].endswith("| runs are missing |  |")
 assert registered.sentence(Runs(**gate)) == "Is the lead the gate's, or the missing RoPE's? The gate's within the training length, the gate's beyond it."
