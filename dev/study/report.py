@@ -69,7 +69,8 @@ class Report:
         shared = sum(not alone(r) for r in self.all_results.values())
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
         return [f"{done} of {counted(len(self.all_lines), 'run')} are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
-                f"training steps. {edges} of the runs are needed only where the best learning rate lies at an edge."
+                f"training steps of runs alone on their GPU. {edges} of the runs are needed only where the best learning rate lies "
+                "at an edge."
                 + (f" {counted(shared, 'run')} shared a GPU, and their times do not count." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]

@@ -184,6 +184,7 @@ assert other[2][1] == "2" and other[2][5:] == ["", "no claim: pairs are missing"
 speeds = {row[0]: row[5] for row in rows(found, "variants")[2:]}
 assert speeds["fox-pro-fp8 minus fox-pro"] == "", speeds  # 11 and 13 elsewhere, 12 not alone
 assert " Measures that failed: fox-pro-fp8_11 (needle)." in found and " 1 run shared a GPU, and their times do not count." in found
+assert " GPU-hours of training steps of runs alone on their GPU." in found
 for r in (*elsewhere, fp8, alone):
     write(r)
 shared = changed("transformer-pro_12_repeat", shared_gpu=True)
