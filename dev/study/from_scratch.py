@@ -174,7 +174,8 @@ class Gates:
         return rows
 
     def owed(self, block):
-        """To what the longest gate of the plain runs that have learned it owes its length; "": there are none."""
+        """To what the longest gate of the plain runs that have learned it, by bias plus mean of w_f a, owes its length; "":
+        there are none."""
         gates = self.gates(block, "plain")
         if not gates:
             return ""
@@ -194,7 +195,8 @@ def gates_found(lines, results):
     if beyond:
         why = f"refuted: a bias has moved by {max(beyond):.2f}, further than the sum of the rates"
     if owed:
-        why += f". The longest gate of plain runs that have learned MQAR owes its length to: {'; '.join(owed)}"
+        why += (". The longest gate of plain runs that have learned MQAR, by bias plus mean of `w_f a`, owes its length to: "
+                f"{'; '.join(owed)}")
         if not beyond and all("`w_f a` (" in text for text in owed):  # and none to its bias
             why += ". It does not explain the failure"
     return [f"1. **Is plain gates' failure only a delay?** {'; '.join(map(mqar.delay, mqar.groups))}.",
