@@ -204,7 +204,7 @@ def near(report):
     copies = [f"after {gap:,} tokens: {verdict(at_points(report, 'copy', gap=gap)[1])}" for gap in (256, 4096)]
     (fox, other), by_seed = at_points(report, NEEDLES[-1], gap=(1024, 4096))
     return (f"**Recall within the training length.** The fall of a copy's loss, {FOX} minus {OTHER}, {'; '.join(copies)}. "
-            f"Needles after 1,024 and 4,096 tokens, after tuning: {fox:.0f}% and {other:.0f}% right, "
+            f"Needles after 1,024 and 4,096 tokens together, after tuning: {fox:.0f}% and {other:.0f}% right, "
             f"{verdict(by_seed, 'points', 1)}. No distance between 4,096 tokens and the training length was tested.")
 
 

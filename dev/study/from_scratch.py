@@ -191,7 +191,7 @@ def gates_found(lines, results):
     owed = [text for block in mqar.groups if (text := mqar.owed(block))]
     lengths = [*(f"MQAR, {mqar.enough(block)}" for block in mqar.groups),
                *(f"overwritten keys, {over.enough(block)}" for block in over.groups)]
-    why = "not refuted: no bias has moved further than the sum of the rates" if moved else f"open: {NONE}"
+    why = "not refuted: no bias ends further from its start than the sum of the rates" if moved else f"open: {NONE}"
     if beyond:
         why = f"refuted: a bias has moved by {max(beyond):.2f}, further than the sum of the rates"
     if owed:

@@ -302,7 +302,8 @@ class Report:
         groups = {}
         for r in self.results.values():
             if r.get("window") or r.get("yarn"):
-                groups.setdefault(r["name"].rpartition("_")[0], []).append(r)
+                name = r["name"].rpartition("_")[0]
+                groups.setdefault(f"{name.removeprefix('again_')}{', again' * name.startswith('again_')}", []).append(r)
         evals = lambda runs: (runs, *([{"eval": r[way]} for r in runs if r.get(way)] for way in ("window", "yarn")))
         rows = [(name, len(runs), *(error_of(map(loss_beyond, found), sign="") if found else "" for found in evals(runs)))
                 for name, runs in groups.items()]

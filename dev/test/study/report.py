@@ -259,7 +259,7 @@ gates("gate-mqar-fox-pro-T128_11", 1, 5.0, 0)
 assert run().returncode == 0
 for sentence in ("**Is plain gates' failure only a delay?** fox-pro: yes (2 of 3 seeds); fox-llama: no (0 of 3 seeds).",
                  "MQAR, fox-pro: 16 tokens; MQAR, fox-llama: open; overwritten keys, fox-pro: open.",
-                 "The hypothesis is not refuted: no bias has moved further than the sum of the rates. The longest gate of plain runs that "
+                 "The hypothesis is not refuted: no bias ends further from its start than the sum of the rates. The longest gate of plain runs that "
                  "have learned MQAR, by bias plus mean of `w_f a`, owes its length to: fox-pro `w_f a` (bias +0.50, mean of `w_f a` +3.00). It does not explain the failure."):
     assert sentence in PAGE.read_text(), sentence
 gates("gate-mqar-fox-llama-plain_11", 0.5, -2.0, 0)
