@@ -104,7 +104,7 @@ def shorten_autotuning():
 
 
 def one_pass(model, tokens):
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    model(tokens, labels=tokens, use_cache=False).loss.sum().backward()
     model.zero_grad(set_to_none=True)
 
 
@@ -150,16 +150,16 @@ def time_fla(args, family):
                    milliseconds(model, tokens, args.passes), tokens.numel())
 
 
-def time_program(args, family):
-    """The same of the trainer, from its --bench."""
+def bench_program(args, model, *settings):
+    """Milliseconds of the same by the trainer, from its --bench."""
     size = str(args.seq_len)
     output = subprocess.run(
-        [args.program, "--model", f"{family}-{args.size}", "--bench", str(args.passes), "--seq-len", size,
-         "--batch-tokens", size, "--micro-batch", "1", "--recompute", "none"],
-        check=True, stdout=subprocess.PIPE, text=True).stdout
+        [args.program, "--model", model, "--bench", str(args.passes), "--seq-len", size, "--batch-tokens", size,
+         "--micro-batch", "1", "--recompute", "none", *settings], check=True, stdout=subprocess.PIPE, text=True).stdout
     print(output, flush=True)
     ms = float(re.search(r"forward and backward +([\d.]+) ms", output)[1])
-    report(f"{family}-{args.size}, {args.program}", ms, args.seq_len)
+    report(f"{model}, {args.program}", ms, args.seq_len)
+    return ms
 
 
 def main():
@@ -189,7 +189,7 @@ def main():
     failed = 0
     for family, command in commands.items():
         if args.program:
-            time_program(args, family)
+            bench_program(args, f"{family}-{args.size}")
         failed += subprocess.run(command + ["--compile"] * args.compile).returncode != 0
     return failed
 

@@ -115,6 +115,7 @@ dev/cuda/bench_forgetting.py run python3 dev/cuda/bench_forgetting.py --help
 dev/fuzz/run.sh              all dev/fuzz/run.sh 0.2
 dev/reference/accuracy.py       torch $python dev/reference/accuracy.py --fp8 --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1 --vocab-size 300 --draws 1
 dev/reference/bench_fla.py      torch $python dev/reference/bench_fla.py --help
+dev/reference/bench_paper.py    torch $python dev/reference/bench_paper.py --help
 dev/reference/bench_generate.py torch $python dev/reference/bench_generate.py --help
 dev/reference/compare_fla.py    torch $python dev/reference/compare_fla.py --help
 dev/reference/fox.py            torch $python dev/reference/fox.py --check
