@@ -61,7 +61,8 @@ def whose(report, loss):
 
 def data(report, loss):
     found = Difference(report, FOX, "fox-pro-bias16384", loss)
-    return "yes" if found.lower() else "not shown", f"{error_of(found.values, 3)}, {100 * found.mean / found.lead:.0f}% of the lead"
+    part = f", {100 * found.mean / found.lead:.0f}% of the lead" if found.lower() else ""
+    return "yes" if found.lower() else "not shown", error_of(found.values, 3) + part
 
 
 def heads(report, loss):

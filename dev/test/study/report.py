@@ -433,6 +433,7 @@ assert answers(fox_pro_rope=(0, 0.001, 0), transformer_pro_norope=(-0.03, -0.031
 assert answers(fox_pro_bias16384=(-0.02, -0.031, -0.042))[1] == "yes"
 assert answers(fox_pro_bias16384=(-0.06, -0.071, -0.082))[1] == "not shown"  # lower than fox-pro
 assert "37% of the lead" in registered.data(Runs(fox_pro_bias16384=(-0.02, -0.031, -0.044)), measures.loss_within)[1]
+assert "lead" not in registered.data(Runs(fox_pro_bias16384=(-0.06, -0.071, -0.082)), measures.loss_within)[1]
 assert answers(transformer_pro_4heads=(-0.02, -0.021, -0.022))[2] == "yes"
 assert answers(transformer_pro_4heads=(0.02, 0.021, 0.022))[2] == "not shown"
 four = {"transformer_pro_4heads": (-0.02, -0.021, -0.022)}
