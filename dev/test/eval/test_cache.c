@@ -93,7 +93,8 @@ static double check_forward(const char* name, Model* model, const Texts* t) {
     for (int64_t i = 0; i < T; i++) {
         const RowScore* score = &t->scores[0][i];
         double highest = -INFINITY;
-        for (int64_t v = 0; v < V; v++) highest = fmax(highest, (double)logits[i * V + v]);
+        for (int64_t v = 0; v < V; v++)
+            if ((double)logits[i * V + v] > highest) highest = (double)logits[i * V + v];
         least = worse(least, highest - (double)logits[i * V + score->best]);
         worst = worse(worst, fabs(score->logprob + fabs((double)model->acts.losses[i])));
     }

@@ -83,7 +83,10 @@ static inline BoundSoftmax bound_softmax(const Layer* layer, int64_t c) {
                       .c = c,
                       .highest = -INFINITY,
                       .sum = 0};
-    for (int64_t i = 0; i < s.L; i++) s.highest = fmax(s.highest, (double)s.bounds[i * s.d + c]);
+    for (int64_t i = 0; i < s.L; i++) { // not fmax: gcc 12.2 for aarch64 cannot compile such a loop
+        const double bound = (double)s.bounds[i * s.d + c];
+        if (bound > s.highest) s.highest = bound;
+    }
     for (int64_t i = 0; i < s.L; i++) s.sum += exp((double)s.bounds[i * s.d + c] - s.highest);
     return s;
 }

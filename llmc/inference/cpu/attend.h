@@ -69,7 +69,9 @@ static inline double qk_norm_limit(const real* q_weight, const real* k_weight, i
         int64_t other = rope_gain > 0 ? (c + dh / 2) % dh : c;
         double q = fmax(fabs((double)q_weight[c]), fabs((double)q_weight[other]));
         double k = fmax(fabs((double)k_weight[c]), fabs((double)k_weight[other]));
-        limit = fmax(limit, q * k), q_max = fmax(q_max, q), k_max = fmax(k_max, k);
+        if (q * k > limit) limit = q * k; // not fmax: gcc 12.2 for aarch64 cannot compile such a loop
+        if (q > q_max) q_max = q;
+        if (k > k_max) k_max = k;
     }
     return (rule == PRUNING_ACP ? q_max * k_max : limit) * (rope_gain > 0 ? rope_gain : 1) * sqrt((double)dh);
 }
