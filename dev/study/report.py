@@ -96,9 +96,10 @@ class Report:
                 for line in (f"![{re.split('[,:;.]| by | of ', text)[0]}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
 
     def drawn(self):
-        """{name: runs} of what the pictures compare."""
+        """{name: runs} of what the pictures compare: the pair, and others with all their seeds."""
         names = *PAIR, "fox-pro-long", "fox-llama", "transformer-llama"
-        return {name: runs for name in names if (runs := self.seeds(name))}
+        wanted = collections.Counter(line.name.rpartition("_")[0] for line in self.lines)
+        return {name: runs for name in names if (runs := self.seeds(name)) and (name in PAIR or len(runs) == wanted[name])}
 
     def missing(self, *names):
         """What stands in place of runs that are not there: which models diverged, or that they have not run yet."""
