@@ -48,8 +48,8 @@ out=out/$model${RECIPE:+-$RECIPE}
 vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
 launch=${LAUNCH:-}
 if [ "$ranks" != 1 ]; then
-    # --bind-to none: mpirun would bind a rank to one core. -q: without its banner after an error or exit code 75.
-    launch="mpirun -np $ranks --bind-to none -q"
+    # --bind-to none: mpirun would bind a rank to one core.
+    launch="mpirun -np $ranks --bind-to none"
 fi
 case $model in *-760m) micro_batch=1 ;; *) micro_batch=2 ;; esac
 [ -z "$launch" ] || micro_batch=1
@@ -95,8 +95,7 @@ else
     esac
 fi
 
-# mpirun refuses root otherwise, which containers run as.
-[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpirun_settings
 # exec: this process becomes the trainer, or mpirun, which passes SIGUSR1 on to the ranks.
 exec $launch ./train_foxcu --model "$model" ${RECIPE:+--recipe "$RECIPE"} --data "${train_data}_train_*.bin" \
     --val-data "${data}_val_*.bin" $shuffle --micro-batch "${MICRO_BATCH:-$micro_batch}" --val-every 250 --val-tokens 8Mi \

@@ -64,10 +64,9 @@ found=$(for host in $(echo "$hosts" | tr , ' '); do unreachable "${host%%:*}" & 
     exit 1
 }
 
-# --bind-to none: mpirun would bind a rank to one core. -q: without mpirun's banner after an error or exit
-# code 75. oob_tcp_keepalive_time 0: mpirun is not to notice a lost host before the ranks do, since it ends them without
-# a word; they name it after --timeout, and then end mpirun.
-LAUNCH="mpirun -np $ranks --host $hosts --bind-to none -q --mca pml ob1 --mca btl tcp,self
+# --bind-to none: mpirun would bind a rank to one core. oob_tcp_keepalive_time 0: mpirun is not to notice a lost host before
+# the ranks do, since it ends them without a word; they name it after --timeout, and then end mpirun.
+LAUNCH="mpirun -np $ranks --host $hosts --bind-to none --mca pml ob1 --mca btl tcp,self
     --mca oob_tcp_keepalive_time 0
     ${IFNAME:+--mca btl_tcp_if_include $IFNAME --mca oob_tcp_if_include $IFNAME -x NCCL_SOCKET_IFNAME=$IFNAME}"
 MODEL=${MODEL:-fox-pro-760m} PREPARED=yes

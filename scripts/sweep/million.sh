@@ -49,11 +49,10 @@ held="${data}_val_*.bin"
 
 launch=
 if [ "$ranks" != 1 ]; then
-    # --bind-to none: mpirun would bind a rank to one core. -q: without its banner after an error or exit code 75
-    launch="mpirun -np $ranks --bind-to none -q"
+    # --bind-to none: mpirun would bind a rank to one core
+    launch="mpirun -np $ranks --bind-to none"
 fi
-# mpirun refuses root otherwise, which containers run as
-[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpirun_settings
 exec $launch ./train_foxcu --model "$model" --sequence-ranks "$sequence_ranks" --seq-len "$length" \
     --batch-tokens "$length" --micro-batch 1 --data "${data}_train_*.bin" --val-data "$held" --shuffle \
     --val-every 32 --val-tokens 4Mi --save-every 32 --log-every 1 --out "out/${NAME:-million}-$model" --resume "$@"

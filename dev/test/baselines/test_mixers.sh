@@ -6,7 +6,6 @@ scratch=build/test/mixers
 . dev/test/check.sh
 
 export OMP_NUM_THREADS=1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 unset RANK WORLD_SIZE SLURM_PROCID
 make_files
 steps=6
@@ -32,7 +31,7 @@ runs() {
     check "$1: stop" train "$scratch/$1.stopped" --max-steps 3
     check "$1: resume" ./train_fox --resume --out "$scratch/$1.stopped"
     same_bytes $steps "$scratch/$1" "$scratch/$1.stopped"
-    check "$1: two ranks" mpirun -q --bind-to none -np 2 ./train_fox $small $batches --out "$scratch/$1.ranks"
+    check "$1: two ranks" mpirun --bind-to none -np 2 ./train_fox $small $batches --out "$scratch/$1.ranks"
     check "$1: their weights" python3 dev/test/trainer/ranks.py close "$(last "$scratch/$1")" "$(last "$scratch/$1.ranks")" 1e-3
 }
 
@@ -85,7 +84,7 @@ no_lower_bounds() {
     done
     same "$scratch/dump.unbounded" "$scratch/dump.$(basename "$scratch")"
     same "$scratch/from.$(basename "$from")/step_00000002/model.safetensors" "$scratch/from.theirs/step_00000002/model.safetensors"
-    check "on two ranks" mpirun -q --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/from.ranks"
+    check "on two ranks" mpirun --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/from.ranks"
     check "the same weights" python3 dev/test/trainer/ranks.py close "$scratch/from.theirs/step_00000002" \
         "$scratch/from.ranks/step_00000002" 1e-3
     from=$(last "$scratch/hgrn2")
@@ -106,7 +105,7 @@ joined_mlp() {
         check "--dump of $folder" ./train_fox --init "$folder" $batches --dump "$scratch/mlp.$(basename "$folder")"
     done
     same "$scratch/mlp.$(basename "$from")" "$scratch/mlp.joined"
-    check "on two ranks" mpirun -q --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/mlp.ranks"
+    check "on two ranks" mpirun --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/mlp.ranks"
     check "on one" ./train_fox --init "$from" $batches --max-steps 2 --out "$scratch/mlp.one"
     check "the same weights" python3 dev/test/trainer/ranks.py close "$scratch/mlp.one/step_00000002" \
         "$scratch/mlp.ranks/step_00000002" 1e-3

@@ -6,7 +6,7 @@ scratch=build/test/hosts
 by_mpirun=yes
 . dev/test/check.sh
 . dev/test/dist/hosts.sh
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+export OMPI_MCA_mpi_yield_when_idle=1
 if ! make_hosts 3; then skip "several hosts: $why"; report; fi
 unshare --time true 2>/dev/null || skip "uptimes that differ: unshare has no --time here"
 command -v mpirun >/dev/null || { fail "mpirun is missing: scripts/setup.sh test"; report; }

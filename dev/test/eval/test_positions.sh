@@ -7,8 +7,7 @@ scratch=build/test/positions
 double=build/test/train_fox_double
 result=$scratch/result.json
 export OMP_NUM_THREADS=1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0 # MPI leaks
+export ASAN_OPTIONS=detect_leaks=0 # MPI leaks
 
 positions() { "$python" dev/test/eval/positions.py "$@"; }
 for program in ./train_fox $double build/test/train_fox_sanitized; do
@@ -90,7 +89,7 @@ contexts() {
         --batch-tokens $((3 * (C + 2048))) --micro-batch 3 --dump "$scratch/cut"
     check "behind $C" positions behind "$scratch/cut" "$result" $C 1e-12
     mv "$result" "$scratch/alone.json"
-    check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
+    check "3 ranks" mpirun --bind-to none -np 3 $double --init "$model" --eval "$result" \
         --val-data "$shards/three.bin" --seq-len $T --micro-batch 2
     check "as one" positions same "$result" "$scratch/alone.json"
     evaluate ./train_fox --val-data "$shards/three.bin" --seq-len 2048
@@ -108,7 +107,7 @@ alone() {
     said "245 targets counted"
     check "each alone" positions alone "$scratch/dump" "$result" 48 1e-12
     mv "$result" "$scratch/alone.json"
-    check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
+    check "3 ranks" mpirun --bind-to none -np 3 $double --init "$model" --eval "$result" \
         --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 2
     check "as one" cmp <(grep -A 9 '"octaves"' "$result") <(grep -A 9 '"octaves"' "$scratch/alone.json")
     evaluate build/test/train_fox_sanitized --val-data "$shards/padded.bin" --seq-len 48
@@ -130,7 +129,7 @@ ranks() {
         cp "$result" "$scratch/alone.json"
         for n in 1 2 3 5; do
             rm "$result"
-            check "$n ranks" mpirun -q --bind-to none -np $n $program --init "$model" --eval "$result" \
+            check "$n ranks" mpirun --bind-to none -np $n $program --init "$model" --eval "$result" \
                 --val-data "$shards/seven.bin" --seq-len 48 --micro-batch 2
             equals "" "$(own "$scratch/stderr")"
             check "as one" positions same "$result" "$scratch/alone.json"
@@ -182,7 +181,7 @@ END
     check "logits that overflow" files fill "$scratch/large/model.safetensors" lm_head.weight 3e38
     dies "--init $scratch/large: the loss of sequence 1 is not finite at position 1" ./train_fox --init "$scratch/large" \
         --eval "$result" $on
-    by_mpirun=yes dies "the loss of sequence " mpirun -q --bind-to none -np 2 ./train_fox --init "$scratch/large" --eval "$result" $on \
+    by_mpirun=yes dies "the loss of sequence " mpirun --bind-to none -np 2 ./train_fox --init "$scratch/large" --eval "$result" $on \
         --micro-batch 1
     echo '{' >"$scratch/large/trainer.json"
     dies "large/trainer.json: bad JSON" ./train_fox --init "$scratch/large" --eval "$result" $on

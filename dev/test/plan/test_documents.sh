@@ -6,8 +6,6 @@ scratch=build/test/plan_documents
 . dev/test/check.sh
 
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_btl_vader_single_copy_mechanism=none
 documents() { python3 dev/test/plan/documents.py "$@"; }
 rm -rf $scratch
 mkdir -p $scratch/texts
@@ -60,7 +58,7 @@ model=fox-pro-nano out=$scratch/ranks
 if [ "${TRAIN_FOX:-}" ]; then
     skip "three ranks: they need as many GPUs"
 elif command -v mpirun >/dev/null; then
-    check "three ranks" mpirun -q --bind-to none -np 3 ./train_fox $tiny --warmup-tokens 768 --max-tokens 3072 \
+    check "three ranks" mpirun --bind-to none -np 3 ./train_fox $tiny --warmup-tokens 768 --max-tokens 3072 \
         --shuffle false --model $model --set document_reset=true --data $shard --out $out
     check "their steps" documents steps $out $shard 0 12
 else

@@ -54,7 +54,7 @@ recipe longcrawl64.sh train_foxcu
 tokenized 2
 RANKS=2 recipe longcrawl64.sh bin/mpirun
 tokenized 2
-called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m .*--micro-batch 1 "
+called bin/mpirun "^-np 2 --bind-to none ./train_foxcu --model fox-pro-125m .*--micro-batch 1 "
 
 # Each published recipe: MODEL, RECIPE, tokens of train
 while read -r model name tokens; do
@@ -171,7 +171,7 @@ dies "error: TREES: folders of source trees" million RANKS=2
 check "which is said before anything is compiled" test ! -e "$scratch/bin/make.log"
 check "million.sh" million TREES="one/ two/"
 called data/text_to_shards "--document folder --skip-binary --doc-len 1Mi --val-fraction 0.05 --out data/million one/ two/$"
-called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m --sequence-ranks 2 --seq-len 1Mi .*--val-data data/million_val_\*.bin "
+called bin/mpirun "^-np 2 --bind-to none ./train_foxcu --model fox-pro-125m --sequence-ranks 2 --seq-len 1Mi .*--val-data data/million_val_\*.bin "
 options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/bin/mpirun.log")
 set -f
 check "options of the trainer" "$trainer" $options --dry-run --gpu H200 --ranks 2

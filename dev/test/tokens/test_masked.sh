@@ -7,8 +7,7 @@ scratch=build/test/masked
 double=build/test/train_fox_double
 files=$scratch/files
 export OMP_NUM_THREADS=1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_btl_vader_single_copy_mechanism=none PYTHONPATH=dev/test/trainer PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=dev/test/trainer PYTHONDONTWRITEBYTECODE=1
 
 rm -rf "$scratch"
 mkdir -p "$scratch"
@@ -46,7 +45,7 @@ gradients() {
 
 # Ranks whose documents have no target that counts, or others than the next one's, with the same number of passes or not.
 ranks() {
-    local n by_mpirun=yes launch="mpirun -q --bind-to none"
+    local n by_mpirun=yes launch="mpirun --bind-to none"
     if ! command -v mpirun >/dev/null; then fail "mpirun is missing: scripts/setup.sh test"; return; fi
     for n in 2 3 5; do
         check "a step of $n ranks" run "$launch -np $n $double" ragged 1 one.ranks.$n --micro-batch 1
@@ -65,7 +64,7 @@ all_count() {
 }
 
 evaluation() {
-    local n launch="mpirun -q --bind-to none"
+    local n launch="mpirun --bind-to none"
     for name in all ragged; do
         check "train on $name" run $double $name 8 eval.$name --micro-batch 4 --val-data "$files/$name.bin" --val-tokens 1Mi --eval-every 8
         if [ $name = ragged ]; then equals 2 "$(grep -c '\(validation\|evaluation\) loss .* accuracy [0-9]' "$scratch/stdout")"; fi

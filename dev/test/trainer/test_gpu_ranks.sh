@@ -7,7 +7,7 @@
 scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
-export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMP_NUM_THREADS=2
 trainer=./train_foxcu killed_code=137
 gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -cx '[0-9][0-9]*')
 if [ "${ONE_GPU:-}" ]; then
@@ -29,7 +29,7 @@ on() {
     if [ "$ranks" = 1 ]; then
         CUDA_VISIBLE_DEVICES=0 "$@"
     elif command -v mpirun >/dev/null; then
-        mpirun -q --bind-to none -np "$ranks" "$@"
+        mpirun --bind-to none -np "$ranks" "$@"
     else
         launch "$ranks" "$@"
     fi

@@ -10,8 +10,6 @@ disk=$scratch/disk
 double=build/test/train_fox_double
 sanitized=build/test/train_fox_sanitized
 export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 # MPI leaks
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_btl_vader_single_copy_mechanism=none
 unset RANK WORLD_SIZE SLURM_PROCID
 
 trap 'umount "$disk" 2>/dev/null' EXIT
@@ -19,7 +17,7 @@ ranks() { "$python" dev/test/trainer/ranks.py "$@"; }
 make_files
 shards=$PWD/$shards
 
-launch="mpirun -q --bind-to none"
+launch="mpirun --bind-to none"
 for program in ./train_fox $double $sanitized; do
     if ! command -v mpirun >/dev/null; then fail "mpirun is missing: scripts/setup.sh test"; report; fi
     if [ ! -x $program ]; then fail "$program is not built: make $program"; report; fi
@@ -253,7 +251,7 @@ differences() {
 not_together() {
     local all="$trainer $model $data --micro-batch 2 --max-tokens 3840 --timeout 6" odd code
     dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch -np 1 $all : -np 1 tail -f /dev/null
-    # Once a rank has initialized MPI, mpirun ends all, with -q without a word, as soon as one ends that has not
+    # Once a rank has initialized MPI, mpirun ends all without a word as soon as one ends that has not
     for odd in "$trainer --help" true; do
         rm -f "$scratch/rank_1"
         dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch \
