@@ -39,6 +39,24 @@ long=250 # steps of a run that is struck
 # Before a command whose ranks print where `ranks strike` reads, so that none gets far ahead of it
 to_strike=(bash -c 'exec "$@" >"$RANKS_PY_STDOUT"' -)
 start() { if [ "$1" != 0 ]; then echo "$launch -np $1"; fi; } # N ranks; 0: a process without mpirun
+# each N COMMAND... : N COMMAND...: so many ranks have the one command, and those behind them the other. Not by mpirun's own
+# colon, on which that of OpenMPI 5.0.7 crashes
+each() {
+    local ranks=0 command
+    : >"$scratch/each.sh"
+    while [ $# -gt 0 ]; do
+        ranks=$((ranks + $1)) command=
+        shift
+        for word; do
+            [ "$word" != : ] || break
+            command+=" $(printf %q "$word")"
+            shift
+        done
+        echo "[ \$OMPI_COMM_WORLD_RANK -ge $ranks ] || exec$command" >>"$scratch/each.sh"
+        [ $# = 0 ] || shift # the colon
+    done
+    timeout 60 $launch -np $ranks bash "$scratch/each.sh"
+}
 # run N STEPS OUT OPTION...
 run() { $(start $1) $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"; }
 # resume N OUT OPTION...
@@ -211,16 +229,15 @@ refused() {
 odd() {
     local all="$model $data --micro-batch 2 --max-tokens 3840" expected=$1
     shift
-    dies "$expected" timeout 60 $launch -np 2 $trainer $all : -np 1 $trainer $all "$@"
+    dies "$expected" each 2 $trainer $all : 1 $trainer $all "$@"
 }
 
 # elsewhere WHAT OPTION...: all ranks have the same options, but rank 2 of 3 works in another folder, where names
 # stand for other files
 elsewhere() {
     local all="$model --micro-batch 2 --max-tokens 3840 ${*:2}"
-    dies "rank 2 ($(uname -n)) differs from other ranks in its $1" timeout 60 \
-        $launch -np 2 -wdir "$scratch/here" "$PWD/$trainer" $all : \
-        -np 1 -wdir "$scratch/there" "$PWD/$trainer" $all
+    dies "rank 2 ($(uname -n)) differs from other ranks in its $1" \
+        each 2 env -C "$scratch/here" "$PWD/$trainer" $all : 1 env -C "$scratch/there" "$PWD/$trainer" $all
 }
 
 differences() {
@@ -229,7 +246,7 @@ differences() {
     odd "differs from other ranks in its command line" --out "$scratch/odd"
     odd "differs from other ranks in its command line" --bench 3
     odd "--nonsense: no such option" --nonsense
-    dies "rank 1 (" $launch -np 1 $trainer $model $data --max-tokens 3840 : -np 1 $double $model $data --max-tokens 3840
+    dies "rank 1 (" each 1 $trainer $model $data --max-tokens 3840 : 1 $double $model $data --max-tokens 3840
 
     check "weights" run 0 $short "$scratch/one_start" --max-steps 1
     check "other weights" run 0 $short "$scratch/other_start" --max-steps 1 --seed 2
@@ -250,20 +267,20 @@ differences() {
 # start, also on a busy machine.
 not_together() {
     local all="$trainer $model $data --micro-batch 2 --max-tokens 3840 --timeout 6" odd code
-    dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch -np 1 $all : -np 1 tail -f /dev/null
+    dies "rank 1 of 2 did not initialize MPI within 6 s" each 1 $all : 1 tail -f /dev/null
     # Once a rank has initialized MPI, mpirun ends all without a word as soon as one ends that has not
     for odd in "$trainer --help" true; do
         rm -f "$scratch/rank_1"
-        dies "rank 1 of 2 did not initialize MPI within 6 s" timeout 60 $launch \
-            -np 1 bash -c 'until [ -s "$0" ] && ! kill -0 "$(cat "$0")" 2>/dev/null; do :; done; exec "$@"' "$scratch/rank_1" $all : \
-            -np 1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $odd
+        dies "rank 1 of 2 did not initialize MPI within 6 s" each \
+            1 bash -c 'until [ -s "$0" ] && ! kill -0 "$(cat "$0")" 2>/dev/null; do :; done; exec "$@"' "$scratch/rank_1" $all : \
+            1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $odd
     done
-    dies "rank 0 of 3 did not initialize MPI within 6 s" timeout 60 $launch -np 1 tail -f /dev/null : -np 2 $all
+    dies "rank 0 of 3 did not initialize MPI within 6 s" each 1 tail -f /dev/null : 2 $all
     # while it waits in MPI_Init for rank 0, which begins after that
     all=${all% --timeout 6} code=0
-    $launch -np 1 bash -c 'until grep -q "@train_fox $PMIX_NAMESPACE 1\$" /proc/net/unix; do :; done
+    each 1 bash -c 'until grep -q "@train_fox $PMIX_NAMESPACE 1\$" /proc/net/unix; do :; done
         kill -USR1 "$(cat "$0")"; exec "$@"' "$scratch/rank_1" $all : \
-        -np 1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $all >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+        1 bash -c 'echo $$ >"$0"; exec "$@"' "$scratch/rank_1" $all >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
     equals "75 1" "$code $(grep -c "^step" "$scratch/stdout")"
 }
 
@@ -495,7 +512,7 @@ not_shared() {
     local a=$scratch/host_a b=$scratch/host_b program=$PWD/$trainer n
     local all="$model $data --micro-batch 2 --out run --save-every 10"
     mkdir -p "$a" "$b"
-    apart() { $launch -np 1 -wdir "$PWD/$a" $program "$@" : -np 2 -wdir "$PWD/$b" $program "$@"; }
+    apart() { each 1 env -C "$a" $program "$@" : 2 env -C "$b" $program "$@"; }
     check "two folders" apart $all --max-tokens $((short * 192))
     same_bytes $short "$a/run" "$scratch/short_3"
     same_bytes 10 "$a/run" "$a/run" # it exists
