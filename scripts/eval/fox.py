@@ -249,9 +249,8 @@ class Trainer:
         """Ends a program. One that has answered everything ends by itself, and says what it has read."""
         if self.waiting:
             process.kill()
-        else:
-            with contextlib.suppress(BrokenPipeError):  # it has ended before, unread requests in its pipe
-                process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended before, unread requests in its pipe
+            process.stdin.close()
         self._wait(process)
 
     def _wait(self, process):
@@ -283,8 +282,8 @@ class Trainer:
                 if i // self.BLOCK % self.workers == worker:
                     process.stdin.write(json.dumps({"id": i, **request}) + "\n")
             process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the program has ended, which its reader reports
+        except (BrokenPipeError, ValueError):
+            pass  # the program has ended, which its reader reports, or its pipe is closed, as this one ends
 
     def answers(self, requests):
         """

@@ -458,7 +458,7 @@ full_disk() {
     check "a first checkpoint" run 3 $short "$out" --max-steps 5
     for text in "$limit" "$one"; do
         dies_and_keeps "File too large; no checkpoint of step 10, older ones are unchanged" "$out" \
-            $launch --mca btl tcp,self -np 3 bash -c "$text" - $trainer --resume --out "$out" --max-steps 10
+            $launch --mca btl tcp,self --mca btl_tcp_if_include lo -np 3 bash -c "$text" - $trainer --resume --out "$out" --max-steps 10
     done
     check "with enough space" resume 3 "$out"
     same_bytes $short "$out" "$scratch/short_3"
