@@ -346,7 +346,7 @@ goes_on() {
 # Where a rank is killed mpirun kills the others after twice so many seconds, in which one of them prints its line.
 killed() {
     local trial n victim event begin code
-    local -x OMPI_MCA_odls_base_sigkill_timeout=3
+    local -x OMPI_MCA_odls_base_sigkill_timeout=3 PRTE_MCA_odls_base_sigkill_timeout=3
     RANDOM=7
     for trial in $(trials 20 5); do
         local out=$scratch/killed_$trial
