@@ -14,7 +14,7 @@ program cc 'case $* in --version) echo "cc 12.2"; exit ;; esac
 code=$(cat)
 for header in $MISSING; do case $code in *"$header"*) exit 1 ;; esac; done
 case $* in *-E*) echo "$code" | sed "s/^value NCCL_MAJOR/value 2/; s/^value NCCL_MINOR/value ${NCCL_MINOR:-28}/; s/^value CU[A-Z_]*/value 13/" ;; esac'
-for name in make openssl mpirun g++ ip; do program $name "echo $name 1.0"; done
+for name in make openssl mpirun g++ c++ xz ip; do program $name "echo $name 1.0"; done
 # python3 has the packages in $HAS, or all of them. An environment that it makes has all, and a pip that runs $PIP and
 # installs uv
 program python3 'case $* in
