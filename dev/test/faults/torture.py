@@ -45,7 +45,7 @@ EXIT_INTERRUPTED = 75
 
 def launch(n, *options):
     """The command of a run on n ranks; 0: without mpirun."""
-    start = ["mpirun", "-q", "--bind-to", "none", "-np", str(n)] if n else []
+    start = ["mpirun", "--bind-to", "none", "-np", str(n)] if n else []
     model = runs.options(STEPS, 2) + (["--set", "hidden_size=128", "--deterministic"] if ON_GPU else [])
     return start + [TRAINER, *model, *runs.data_options(SCRATCH + "/data"), *"--micro-batch 1 --val-every 7".split(),
                     *"--sample-every 9 --generate 4 --timeout 5 --out out".split(), *options]  # fmt: skip
@@ -111,7 +111,7 @@ class Torture:
     @staticmethod
     def rank_counts():
         several = shutil.which("mpirun") and subprocess.run(
-            ["mpirun", "-q", "-np", "2", TRAINER, "--nonsense"], capture_output=True, text=True
+            ["mpirun", "-np", "2", TRAINER, "--nonsense"], capture_output=True, text=True
         ).stderr.count("no such option")
         most = 3
         if ON_GPU:
@@ -188,7 +188,8 @@ class Torture:
 def main(hours, seed):
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_ALLOW_RUN_AS_ROOT="1",
                       OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
-                      OMPI_MCA_btl_vader_single_copy_mechanism="none")  # fmt: skip
+                      OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_orte_execute_quiet="1",
+                      PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")  # fmt: skip
     shutil.rmtree(SCRATCH, ignore_errors=True)
     os.makedirs(SCRATCH)
     runs.make_data(SCRATCH + "/data")
