@@ -85,7 +85,7 @@ int main(void) { return !blosc_get_version_string(); }' -lblosc
 library OpenSSL libssl-dev '#include <openssl/evp.h>
 int main(void) { return !EVP_sha256(); }' -lcrypto
 either openssl "has openssl" "$(first_line openssl version)" "no program openssl" openssl
-either "C++ compiler" "has c++" "with which the headers compile, too" "no c++" g++
+either "C++ compiler" "has c++" "which compiles the headers as C++17" "no c++" g++
 either xz "has xz" "which packs corpora" "no program xz" xz-utils
 either Python "has python3" "$(first_line python3 --version)" "no python3" python3
 venv() { python3 -c 'import ensurepip' >/dev/null 2>&1; }

@@ -417,7 +417,7 @@ class Writer:
     def check(self, code):
         """Ends this program if data/ids_to_shards has failed."""
         if code:
-            with contextlib.suppress(BrokenPipeError):  # what it has not read; Python 3.13 would speak of it at the end
+            with contextlib.suppress(BrokenPipeError):  # left open, Python 3.13 reports the bytes that it cannot write
                 self.program.stdin.close()
         if code and code < 0:
             raise Error(f"data/ids_to_shards was ended by signal {-code}; the old shards remain")

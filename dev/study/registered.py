@@ -79,8 +79,8 @@ def lead_of_four(report, loss):
 def base(report, loss):
     found = Difference(report, "transformer-pro-base1e4", OTHER, loss, 1)
     if len(found.values) < 3:
-        higher = "higher on one seed" if found.mean > 0 else "not by more than 0.01 on one seed"
-        return "seeds 12 and 13 follow" if found.mean < -0.01 else higher, f"{found.mean:+.3f}"
+        return ("seeds 12 and 13 follow" if found.mean < -0.01 else "higher on one seed" if found.mean > 0 else
+                "not by more than 0.01 on one seed"), f"{found.mean:+.3f}"
     return "yes" if found.lower() else "not shown", error_of(found.values, 3)
 
 

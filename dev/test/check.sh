@@ -4,7 +4,8 @@ set -u
 rm -rf "$scratch"
 mkdir -p "$scratch"
 
-# mpirun as root, with more ranks than cores, in containers, and without a banner after an error, which OpenMPI 5 prints
+# mpirun as root, with more ranks than cores, in containers, and without its banner after an error, which OpenMPI 5 always
+# prints
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_execute_quiet=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMPI_MCA_btl_vader_single_copy_mechanism=none

@@ -283,7 +283,7 @@ class Trainer:
                     process.stdin.write(json.dumps({"id": i, **request}) + "\n")
             process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            pass  # the program has ended, which its reader reports, or its pipe is closed, as this one ends
+            pass  # the program has ended, which its reader reports; or _stop has closed its pipe
 
     def answers(self, requests):
         """

@@ -39,8 +39,8 @@ long=250 # steps of a run that is struck
 # Before a command whose ranks print where `ranks strike` reads, so that none gets far ahead of it
 to_strike=(bash -c 'exec "$@" >"$RANKS_PY_STDOUT"' -)
 start() { if [ "$1" != 0 ]; then echo "$launch -np $1"; fi; } # N ranks; 0: a process without mpirun
-# each N COMMAND... : N COMMAND...: so many ranks have the one command, and those behind them the other. Not by mpirun's own
-# colon, on which that of OpenMPI 5.0.7 crashes
+# each N COMMAND... : N COMMAND...: the first ranks, so many, have the one command, those behind them the next. mpirun
+# takes colons, too, but that of OpenMPI 5.0.7 crashes on them
 each() {
     local ranks=0 command
     : >"$scratch/each.sh"
