@@ -30,9 +30,8 @@ def length_axis(plots, axes):
 
 
 def labelled(report):
-    """[(k, label, runs)] of what the pictures compare."""
-    return [(k, f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}", runs)
-            for k, (name, runs) in enumerate(report.drawn().items())]
+    """[(k, label, runs)] of the pair alone: another model has fewer seeds, and means over other seeds mislead."""
+    return [(k, f"{name}, {counted(len(runs), 'seed')}", runs) for k, name in enumerate(PAIR) if (runs := report.seeds(name))]
 
 
 def draw_loss(report, plots, path):
@@ -155,7 +154,7 @@ def names(report):
     fox = report.seeds(PAIR[0])
     needs = {"tasks": lambda r: "copy" in r["tasks"], "needles": lambda r: NEEDLES[0] in r["tasks"],
              "gates": lambda r: r.get("half_lives")}
-    return [name for name in PICTURES if (any(map(needs[name], fox)) if name in needs else report.drawn())]
+    return [name for name in PICTURES if (any(map(needs[name], fox)) if name in needs else labelled(report))]
 
 
 def draw(report, folder):

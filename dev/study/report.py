@@ -89,17 +89,11 @@ class Report:
 
     def table_pictures(self):
         """Links of what draw() draws."""
-        if not self.drawn():
-            return [f"Pictures: {NONE}."]
         captions = [(name, pictures.PICTURES[name][1]) for name in pictures.names(self)]
+        if not captions:
+            return [f"Pictures: {NONE}."]
         return [line for name, text in captions
                 for line in (f"![{re.split('[,:;.]| by | of ', text)[0]}](pictures/study/{name}.svg)", "", f"*{text}*", "")][:-1]
-
-    def drawn(self):
-        """{name: runs} of what the pictures compare: the pair, and others with all their seeds."""
-        names = *PAIR, "fox-pro-long", "fox-llama", "transformer-llama"
-        wanted = collections.Counter(line.name.rpartition("_")[0] for line in self.lines)
-        return {name: runs for name in names if (runs := self.seeds(name)) and (name in PAIR or len(runs) == wanted[name])}
 
     def missing(self, *names):
         """What stands in place of runs that are not there: which models diverged, or that they have not run yet."""
