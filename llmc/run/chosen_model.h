@@ -49,6 +49,17 @@ static inline void init_find(Options* o, char path[PATH_LENGTH], bool tells) {
     free(steps);
 }
 
+// Dies where there is no config.json in the folder of --init, or no such folder.
+static inline void init_check(const char* folder) {
+    char path[PATH_LENGTH];
+    struct stat st;
+    path_join(path, folder, "config.json");
+    if (access(path, F_OK) == 0 || errno != ENOENT) return; // config_read reports one that cannot be read
+    die("--init %s: %s: give the folder of a checkpoint or of a Hugging Face model, with config.json and "
+        "model.safetensors",
+        folder, stat(folder, &st) == 0 ? "has no config.json" : "there is no such folder");
+}
+
 // Is `started`, the checkpoint that a run started from, the folder `init` or one of its checkpoints?
 static inline bool init_is(const char* init, const char* started) {
     size_t n = strlen(init);
@@ -208,6 +219,7 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
         die("--recipe %s: trains a preset: give it with --model, without --init",
             recipe_name((RecipeName)o->recipe));
     if (o->init) {
+        if (!known) init_check(o->init);
         if (known)
             c = *known;
         else if (!config_read(&c, o->init, &err))

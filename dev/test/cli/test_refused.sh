@@ -128,11 +128,11 @@ file_empty model.safetensors: has 0 bytes, too few
 file_7 model.safetensors: has 7 bytes, too few
 file_8 model.safetensors: its header claims a length of 18446744073709551615
 file_missing holds neither model.safetensors nor model.safetensors.index.json
-config_missing config.json: cannot open
+config_missing has no config.json: give the folder of a checkpoint or of a Hugging Face model, with config.json and model.safetensors
 nan model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains nan
 inf model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains inf
 END
-    dies "none/config.json: cannot open" init none
+    dies "--init none: there is no such folder: give the folder of a checkpoint or of a Hugging Face model" init none
     mkdir -p "$scratch/fifo"
     mkfifo "$scratch/fifo/config.json"
     dies "fifo/config.json: is not a regular file" timeout 60 "$trainer" --init "$scratch/fifo" --dry-run

@@ -152,7 +152,7 @@ from_a_run() {
     check "another starts from the newest" "$trainer" $start --out "$scratch/pupil2" --max-steps 1
     said "$from/step_00000020: "
     mkdir "$scratch/no_model"
-    dies "$scratch/no_model/config.json: cannot open" "$trainer" --init "$scratch/no_model" --dry-run
+    dies "--init $scratch/no_model: has no config.json" "$trainer" --init "$scratch/no_model" --dry-run
     touch "$scratch/no_model/log.jsonl"
     dies "--init $scratch/no_model: this run has no checkpoint yet" "$trainer" --init "$scratch/no_model" --dry-run
 }
