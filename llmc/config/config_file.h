@@ -265,10 +265,13 @@ static inline bool config_set_layers(Config* c, const char* path, const char* na
 // Sets one key, called `name` in a JSON text, from its value there, if the object has it.
 static inline bool config_set_named(Config* c, const char* path, const ConfigKey* key, const char* name,
                                     const Json* j, int object, Error* err) {
-    const int node = json_get(j, object, name);
+    int node = json_get(j, object, name);
     char digits[32];
     double number = 0;
     bool boolean = false;
+    // the first of several ends texts: Llama 3 Instruct's are <|end_of_text|>, then those of a turn
+    if (key->offset == offsetof(Config, eos_token_id) && json_is(j, node, JSON_ARRAY) && json_count(j, node))
+        node = json_first(j, node);
     const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
     if (key->type == KEY_ROPE) return config_set_rope(c, path, j, err);
     if (key->type == KEY_LAYERS) return config_set_layers(c, path, name, j, err);
