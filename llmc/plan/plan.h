@@ -97,6 +97,10 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
+// Bytes of the rank's masters. Without gradients they are freed before activations are allocated (upload in
+// train_fox.cu).
+static inline int64_t plan_masters_bytes(const Run* run) { return gpu_shard_bytes(&run->shard) / 3; }
+
 // What makes a pass smaller.
 static inline const char* plan_lower(const Run* run) {
     return run->micro_batch > 1 ? "lower --micro-batch or --seq-len" : "lower --seq-len";
@@ -107,9 +111,11 @@ static inline const char* plan_lower(const Run* run) {
 static inline const char* plan_advice(const GpuPlan* p) {
     static const char* const levels[] = {RECOMPUTE_CHOICES(PLAN_GIVE)};
     const int64_t wanted = p->run->options.recompute;
-    const bool chosen = run_has_gradients(p->run) && wanted != OPTION_UNSET;
+    const bool train = run_has_gradients(p->run), chosen = train && wanted != OPTION_UNSET;
     for (int64_t level = wanted + 1; chosen && level <= RECOMPUTE_BLOCK; level++)
         if (plan_pass_bytes(p, p->run->micro_batch, (Recompute)level) <= p->room) return levels[level];
+    if (!train && plan_masters_bytes(p->run) > p->room)
+        return "take a larger GPU, or several: the weights are read in fp32";
     return plan_lower(p->run);
 }
 
@@ -136,7 +142,8 @@ static inline void plan_fit(GpuPlan* p) {
     int fits = -1;
     if (train)
         fits = plan_recompute(p);
-    else if (plan_pass_bytes(p, run->micro_batch, FORWARD_ONLY) <= p->room)
+    else if (plan_masters_bytes(run) <= p->room &&
+             plan_pass_bytes(p, run->micro_batch, FORWARD_ONLY) <= p->room)
         fits = FORWARD_ONLY;
     p->recompute = plan_agree(run->world, fits);
 }
