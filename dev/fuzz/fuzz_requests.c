@@ -26,7 +26,7 @@ static void finish_sequence(Requests* r, Sequence* s) {
         if (token == r->engine.end_of_text) break;
         token_buffer_add(&s->tokens, token);
         s->generated++;
-        if (!r->engine.on_token(s, token)) break;
+        if (!r->engine.on_token(s)) break;
     }
     r->engine.on_end(s);
 }

@@ -48,11 +48,10 @@ typedef struct {
 
 typedef struct {
     const Trainer* trainer;
-    Model* model;
     int64_t V, end_of_text;
-    // on_token: called for each generated token but end of text; false ends the sequence. on_end: called at
-    // the end of a sequence, which its owner may then free.
-    bool (*on_token)(Sequence* sequence, int64_t token);
+    // on_token: called for each generated token but end of text, when it is the sequence's last; false ends
+    // the sequence. on_end: called at the end of a sequence, which its owner may then free.
+    bool (*on_token)(Sequence* sequence);
     void (*on_end)(Sequence* sequence);
 
     CacheSizes sizes;
@@ -133,7 +132,6 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
     for (;; pages = pages / 2 < least ? least : pages / 2) {
         memset(g, 0, sizeof *g);
         g->trainer = trainer;
-        g->model = model;
         g->V = config->vocab_size;
         g->end_of_text = config_end_of_text(config);
         g->sizes = *sizes, g->sizes.pages = pages;
@@ -368,7 +366,7 @@ static inline bool engine_continue(Engine* g, Sequence* s, int64_t token) {
     if (s->failed || s->stopped) return false;
     token_buffer_add(&s->tokens, (uint32_t)token);
     s->generated++;
-    s->stopped = !g->on_token(s, token);
+    s->stopped = !g->on_token(s);
     return !s->stopped && s->generated < s->most_tokens;
 }
 

@@ -289,9 +289,8 @@ static inline void generation_stream(Generation* g) {
     }
 }
 
-static inline bool sample_on_token(Sequence* sequence, int64_t token) {
+static inline bool sample_on_token(Sequence* sequence) {
     Sample* s = (Sample*)sequence->owner;
-    (void)token; // the last one of the sequence
     bool more = text_add_token(&s->text, &sequence->tokens, sequence->generated);
     generation_stream(s->generation);
     return more;

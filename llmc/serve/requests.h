@@ -135,8 +135,7 @@ static inline void request_answer(Request* q) {
     request_free(q);
 }
 
-static inline bool request_on_token(Sequence* sequence, int64_t token) {
-    (void)token; // the last one of the sequence
+static inline bool request_on_token(Sequence* sequence) {
     return text_add_token(&((Request*)sequence->owner)->text, &sequence->tokens, sequence->generated);
 }
 

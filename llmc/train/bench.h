@@ -139,8 +139,8 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
 // ----------------------------------------------------------------------------
 // inference
 
-static inline bool bench_on_token(Sequence* sequence, int64_t token) {
-    (void)sequence, (void)token;
+static inline bool bench_on_token(Sequence* sequence) {
+    (void)sequence;
     return true;
 }
 static inline void bench_on_end(Sequence* sequence) { (void)sequence; }

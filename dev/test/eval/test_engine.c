@@ -12,10 +12,7 @@ Built in float and in double.
 
 static int64_t ended; // sequences
 
-static bool on_token(Sequence* s, int64_t token) {
-    CHECK(token == (int64_t)s->tokens.data[s->tokens.count - 1], "the token is the sequence's last");
-    return !s->owner || s->generated < 3; // an owner that stops it
-}
+static bool on_token(Sequence* s) { return !s->owner || s->generated < 3; } // an owner that stops it
 
 static void on_end(Sequence* s) {
     (void)s;
