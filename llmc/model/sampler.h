@@ -39,23 +39,11 @@ typedef struct {
 
 #define SAMPLER_ONE 1099511627776.0 // 2^40, the weight of the most likely token
 
-// All zeros but for the settings at first; freed by sampler_free.
+// Scratch [V] of a draw
 typedef struct {
-    SamplerSettings settings;
-
-    // scratch [capacity], capacity >= V
     uint64_t* order;  // a heap of keys, followed by the keys popped off it, that of the most likely last
     uint64_t* weight; // of each id
-    int64_t capacity;
 } Sampler;
-
-static inline void sampler_free(Sampler* s) {
-    free(s->order);
-    free(s->weight);
-    s->order = NULL;
-    s->weight = NULL;
-    s->capacity = 0;
-}
 
 // The most likely token. -1 if a logit is NaN or the largest one is infinite, which is not a distribution.
 static inline int64_t sampler_argmax(const float* logits, int64_t V) {
@@ -99,8 +87,7 @@ static inline uint64_t sampler_pop(const Sampler* s, int64_t n) {
 }
 
 // Cuts to top-k, then top-p, then min-p: returns the key of the last token that is kept.
-static inline uint64_t sampler_cut(const Sampler* s, int64_t V) {
-    const SamplerSettings* cut = &s->settings;
+static inline uint64_t sampler_cut(const Sampler* s, const SamplerSettings* cut, int64_t V) {
     bool cut_k = cut->top_k > 0 && cut->top_k < V;
     if (!cut_k && cut->top_p >= 1 && cut->min_p <= 0) return UINT64_MAX;
     for (int64_t n = 0; n < V;) heap_push(s->order, &n, s->order[n]);
@@ -120,26 +107,26 @@ static inline uint64_t sampler_cut(const Sampler* s, int64_t V) {
     return last;
 }
 
-// Draws one of V tokens. Returns -1 if a logit is NaN or the largest one infinite. Allocates scratch at the
-// first call.
-static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, uint64_t counter) {
-    int64_t best = sampler_argmax(logits, V);
-    if (best < 0 || s->settings.temperature == 0) return best;
-    if (V > s->capacity) {
-        s->order = (uint64_t*)xrealloc(s->order, (size_t)V * sizeof *s->order);
-        s->weight = (uint64_t*)xrealloc(s->weight, (size_t)V * sizeof *s->weight);
-        s->capacity = V;
-    }
+// Draws one of V tokens. Returns -1 if a logit is NaN or the largest one infinite.
+static inline int64_t sampler_next(const Draw* draw, const float* logits, int64_t V) {
+    const SamplerSettings* settings = &draw->settings;
+    int64_t best = sampler_argmax(logits, V), drawn = -1;
+    if (best < 0 || settings->temperature == 0) return best;
+    uint64_t* scratch = (uint64_t*)xcalloc(2 * (size_t)V, sizeof *scratch);
+    const Sampler s = {scratch, scratch + V};
     for (int64_t i = 0; i < V; i++) {
-        s->order[i] = sampler_key(logits[i], i);
-        s->weight[i] = sampler_weight(logits[i], logits[best], s->settings.temperature);
+        s.order[i] = sampler_key(logits[i], i);
+        s.weight[i] = sampler_weight(logits[i], logits[best], settings->temperature);
     }
-    const uint64_t last = sampler_cut(s, V);
+    const uint64_t last = sampler_cut(&s, settings, V);
     uint64_t total = 0, sum = 0;
     for (int64_t i = 0; i < V; i++)
-        if (sampler_key(logits[i], i) <= last) total += s->weight[i];
-    const uint64_t target = sampler_target(&s->settings, counter, total);
-    for (int64_t i = 0; i < V; i++)
-        if (sampler_key(logits[i], i) <= last && (sum += s->weight[i]) > target) return i;
-    return best; // not reached
+        if (sampler_key(logits[i], i) <= last) total += s.weight[i];
+    const uint64_t target = sampler_target(settings, draw->counter, total);
+    while (sum <= target) {
+        drawn++;
+        if (sampler_key(logits[drawn], drawn) <= last) sum += s.weight[drawn];
+    }
+    free(scratch);
+    return drawn;
 }

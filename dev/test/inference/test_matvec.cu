@@ -168,19 +168,17 @@ static void test_draws(int64_t V) {
     ScoreBuffers buffers(rows);
     Scores scores = buffers.of(targets, device_draws);
     LogitShape shape = {rows, V, stride};
-    Sampler sampler = {};
     for (uint64_t counter = 17; counter < 37; counter++) {
         row_scores(&scores, device, 0, &shape, 0);
         row_draws(&scores.outputs, device, 0, &shape, 0);
         vector<RowScore> got = buffers.scores.host();
         for (int64_t r = 0; r < rows; r++) {
-            sampler.settings = settings[r];
-            int64_t want = sampler_next(&sampler, &logits[(size_t)(r * stride)], V, counter);
+            const Draw draw = {settings[r], counter};
+            int64_t want = sampler_next(&draw, &logits[(size_t)(r * stride)], V);
             CHECK(got[(size_t)r].drawn == want, "V %lld, setting %lld, draw %llu: %d, not %lld", (long long)V,
                   (long long)r, (unsigned long long)counter, got[(size_t)r].drawn, (long long)want);
         }
     }
-    sampler_free(&sampler);
 }
 
 int main(int argc, char** argv) {

@@ -9,12 +9,14 @@ enum { V = 40, DRAWS = 200000 };
 
 static float logits[V];
 
-static Sampler sampler(double temperature, int64_t top_k, double top_p, uint64_t seed) {
-    Sampler s;
-    memset(&s, 0, sizeof s);
-    SamplerSettings settings = {temperature, top_k, top_p, 0, seed};
-    s.settings = settings;
-    return s;
+static SamplerSettings sampler(double temperature, int64_t top_k, double top_p, uint64_t seed) {
+    const SamplerSettings settings = {temperature, top_k, top_p, 0, seed};
+    return settings;
+}
+
+static int64_t draw_next(const SamplerSettings* s, const float* from, int64_t n, uint64_t counter) {
+    const Draw draw = {*s, counter};
+    return sampler_next(&draw, from, n);
 }
 
 // Logits in random order, with ties, some of them -infinity.
@@ -47,13 +49,13 @@ static void exact_probabilities(const SamplerSettings* s, double p[V]) {
 // deviations would be passed by chance in one of 1.7 million tokens; the draws are those of one seed, so the
 // outcome is fixed.
 static void check_frequencies(double temperature, int64_t top_k, double top_p, double min_p) {
-    Sampler s = sampler(temperature, top_k, top_p, 99);
-    s.settings.min_p = min_p;
+    SamplerSettings s = sampler(temperature, top_k, top_p, 99);
+    s.min_p = min_p;
     double p[V];
     int64_t counts[V] = {0};
-    exact_probabilities(&s.settings, p);
+    exact_probabilities(&s, p);
     for (uint64_t i = 0; i < DRAWS; i++) {
-        int64_t id = sampler_next(&s, logits, V, i);
+        int64_t id = draw_next(&s, logits, V, i);
         if (id >= 0 && id < V) counts[id]++;
     }
     for (int i = 0; i < V; i++) {
@@ -63,14 +65,12 @@ static void check_frequencies(double temperature, int64_t top_k, double top_p, d
             "temperature %g, top-k %d, top-p %g, min-p %g, token %d: drawn %lld times, expected %.1f +- %.1f",
             temperature, (int)top_k, top_p, min_p, i, (long long)counts[i], expected, bound);
     }
-    sampler_free(&s);
 }
 
 // The tokens that occur in many draws, as a set of bits.
-static uint64_t tokens_drawn(Sampler s, const float* from, int n) {
+static uint64_t tokens_drawn(SamplerSettings s, const float* from, int n) {
     uint64_t set = 0;
-    for (uint64_t i = 0; i < 2000; i++) set |= (uint64_t)1 << sampler_next(&s, from, n, i);
-    sampler_free(&s);
+    for (uint64_t i = 0; i < 2000; i++) set |= (uint64_t)1 << draw_next(&s, from, n, i);
     return set;
 }
 
@@ -111,29 +111,23 @@ static void test_not_a_distribution(void) {
     const float bad[4][3] = {{0, NAN, 1}, {NAN, 0, 1}, {0, INFINITY, 1}, {-INFINITY, -INFINITY, -INFINITY}};
     for (int i = 0; i < 4; i++) {
         for (int temperature = 0; temperature < 2; temperature++) {
-            Sampler s = sampler(temperature, 2, 0.9, 1);
-            CHECK(sampler_next(&s, bad[i], 3, 0) == -1, "case %d, temperature %d", i, temperature);
-            sampler_free(&s);
+            const SamplerSettings s = sampler(temperature, 2, 0.9, 1);
+            CHECK(draw_next(&s, bad[i], 3, 0) == -1, "case %d, temperature %d", i, temperature);
         }
     }
 }
 
-// A draw depends only on seed and counter: not on earlier draws, nor on the previous use of the scratch.
+// A draw depends on seed and counter alone.
 static void test_reproducible(void) {
-    Sampler a = sampler(1, 20, 0.95, 7), b = sampler(1, 20, 0.95, 7), c = sampler(1, 20, 0.95, 8);
+    const SamplerSettings s = sampler(1, 20, 0.95, 7), other = sampler(1, 20, 0.95, 8);
     int differ = 0;
-    sampler_next(&b, logits, V / 2, 0);
     for (uint64_t i = 0; i < 100; i++) {
-        int64_t id = sampler_next(&a, logits, V, i);
-        int64_t again = sampler_next(&b, logits, V, i);
+        int64_t id = draw_next(&s, logits, V, i);
+        int64_t again = draw_next(&s, logits, V, i);
         CHECK(id == again, "draw %d: %d and %d", (int)i, (int)id, (int)again);
-        differ += id != sampler_next(&c, logits, V, i);
+        differ += id != draw_next(&other, logits, V, i);
     }
     CHECK(differ > 20, "another seed differs in only %d draws of 100", differ);
-    CHECK(sampler_next(&b, logits, V, 5) == sampler_next(&a, logits, V, 5), "out of order");
-    sampler_free(&a);
-    sampler_free(&b);
-    sampler_free(&c);
 }
 
 // A vocabulary of realistic size: top-k keeps the tokens that counting says it should.
@@ -141,13 +135,12 @@ static void test_large(void) {
     enum { LARGE = 50257 };
     float* large = (float*)xcalloc(LARGE, sizeof *large);
     for (int i = 0; i < LARGE; i++) large[i] = (float)random_normal(3, 0, (uint64_t)i);
-    Sampler s = sampler(0.8, 50, 1, 11);
+    const SamplerSettings s = sampler(0.8, 50, 1, 11);
     for (uint64_t i = 0; i < 20; i++) {
-        int64_t id = sampler_next(&s, large, LARGE, i), likelier = 0;
+        int64_t id = draw_next(&s, large, LARGE, i), likelier = 0;
         for (int k = 0; k < LARGE; k++) likelier += large[k] > large[id];
         CHECK(likelier < 50, "drew a token that %lld are more likely than", (long long)likelier);
     }
-    sampler_free(&s);
     free(large);
 }
 

@@ -26,10 +26,8 @@ static inline RowScore score_row(const real* logits, int32_t target, int64_t V) 
 // The token of a draw from a row's logits.
 static inline int32_t draw_row(const real* logits, const Draw* draw, int64_t V) {
     float* row = (float*)xcalloc((size_t)V, sizeof *row);
-    Sampler sampler = {.settings = draw->settings};
     for (int64_t i = 0; i < V; i++) row[i] = (float)logits[i];
-    const int64_t token = sampler_next(&sampler, row, V, draw->counter);
-    sampler_free(&sampler);
+    const int64_t token = sampler_next(draw, row, V);
     free(row);
     return (int32_t)token;
 }
