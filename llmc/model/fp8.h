@@ -119,14 +119,10 @@ static inline bool fp8_history_read(uint16_t* history, int64_t count, const Json
     const char* text = json_string(record, json_get(record, 0, "fp8"));
     bool valid = text && strlen(text) == (size_t)(4 * count);
     for (int64_t i = 0; valid && i < count; i++) {
-        unsigned value = 0;
-        for (int digit = 0; digit < 4; digit++) {
-            static const char digits[] = "0123456789abcdef";
-            const char c = text[4 * i + digit], *at = strchr(digits, c);
-            valid = valid && c && at;
-            value = 16 * value + (unsigned)(valid ? at - digits : 0);
-        }
-        valid = valid && value < 0x7f80; // finite, not negative
+        char digits[5] = "";
+        memcpy(digits, text + 4 * i, 4);
+        const unsigned long value = strtoul(digits, NULL, 16);
+        valid = strspn(digits, "0123456789abcdef") == 4 && value < 0x7f80; // finite, not negative
         history[i] = (uint16_t)value;
     }
     if (!valid) die("the checkpoint's trainer.json: 'fp8' is not valid");
