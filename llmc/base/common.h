@@ -37,6 +37,8 @@ enum { THREAD_STACK_BYTES = 2 << 20 }; // at least, of every thread
 
 enum { TARGET_NONE = -1 }; // in place of a target that does not count: it has no loss and no gradient
 
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
 #define PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
 // ----------------------------------------------------------------------------

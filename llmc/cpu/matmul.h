@@ -9,10 +9,8 @@ train_fox.c and the CPU mixers call these. Each element's sum has one order what
 */
 #pragma once
 
-#include <stdbool.h>
+#include "../base/common.h"
 #include "vector.h"
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct {
     const real* at;

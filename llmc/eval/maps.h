@@ -48,8 +48,6 @@ enum {
     MAPS_KEYS = 256   // keys of a tile
 };
 
-static inline int64_t maps_min(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static const double MAPS_WINDOW_SHARE = 0.95;
 
 typedef struct {
@@ -156,7 +154,7 @@ static inline void maps_scores(double* scores, const Maps* m, const MapsHead* he
             q[i * m->dh + x] =
                 maps_query_number(m, head->layer, head->h, m->queries[r + i], x) / sqrt((double)m->dh);
     for (int64_t first = 0; first < keys; first += MAPS_KEYS) {
-        const int64_t n = maps_min(keys - first, MAPS_KEYS);
+        const int64_t n = min64(keys - first, MAPS_KEYS);
         for (int64_t j = 0; j < n; j++)
             for (int64_t x = 0; x < m->dh; x++)
                 k[x * MAPS_KEYS + j] = maps_key_number(m, head->layer, head->h, first + j, x);
@@ -198,7 +196,7 @@ static inline void maps_attention(Maps* m, const MapsHead* head) {
         double* scores = (double*)xcalloc((size_t)(MAPS_TILE * m->T), sizeof *scores);
 #pragma omp for schedule(dynamic)
         for (int64_t r = 0; r < m->Q; r += MAPS_TILE) {
-            const int64_t count = maps_min(m->Q - r, MAPS_TILE);
+            const int64_t count = min64(m->Q - r, MAPS_TILE);
             maps_scores(scores, m, head, r, count);
             for (int64_t i = 0; i < count; i++) maps_query(scores + i * m->T, m, head, r + i);
         }
@@ -365,7 +363,7 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     m->NH = c->num_heads;
     m->KVH = config_key_heads(c);
     m->dh = config_head_size(c);
-    m->Q = maps_min(m->T, MAPS_ROWS);
+    m->Q = min64(m->T, MAPS_ROWS);
     const size_t heads = (size_t)(m->L * m->NH), rows = heads * (size_t)m->Q;
     m->queries = (int32_t*)xcalloc((size_t)m->Q, sizeof *m->queries);
     for (int64_t r = 0; r < m->Q; r++) m->queries[r] = (int32_t)((r + 1) * m->T / m->Q - 1);
