@@ -180,11 +180,7 @@ def gates_of(maps, checkpoint):
     """The bias of each gate, and mean and sd of w_f a = log(f / (1 - f)) - bias over the text of --maps; None: the gates
     do not depend on the data. maps, checkpoint: files of the same step."""
     weights, tensor = tensors_of(checkpoint), tensors_of(maps)
-    rows, heads = tensor("half_life")[1]
-    try:
-        layers, _ = tensor("layers")
-    except KeyError:
-        layers = range(rows)  # of an older trainer
+    layers, (_, heads) = tensor("layers")[0], tensor("half_life")[1]
     gates = {"bias": [], "mean": [], "sd": []}
     for layer in layers:
         try:

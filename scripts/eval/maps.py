@@ -14,19 +14,16 @@ The file, in safetensors format, has floats of 32 or 64 bits:
     pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
     effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
                                 of the attention, tokens
-    layers            [L]       numbers in the model of the layers with attention; without it 0, 1, ...
-    queries           [Q]       int32 or int64, rising: the positions of the rows below, of all heads; without
-                                it Q = T
+    layers            [L]       numbers in the model of the layers with attention
+    queries           [Q]       rising: the positions of the rows below, of all heads
 
 and of each head H of layer L that can be drawn
 
     L.H.cum_logf      [T]       running sum of log f; the first entry is log f of token 0
     L.H.largest       [Q]       the largest attention of each row, and
     L.H.key           [Q]       its key: all that is over 0.5
-    L.H.attention     [Q, T]    rows of softmax(q k^T / sqrt(dh) + log F), 0 above the diagonal
 
-where `L.H` is written as numbers, such as `3.11`. A head has largest and key, or attention, or all.
-llmc/eval/maps.h writes it.
+where `L.H` is written as numbers, such as `3.11`. llmc/eval/maps.h writes it, and attention itself of two heads.
 """
 import json
 import math
@@ -44,7 +41,7 @@ LONGEST = 10**7  # half-life that colours tell apart, tokens
 
 def read(path):
     """{name: array} of a --maps file. An Error if the file, a name or a shape is wrong."""
-    numpy, safetensors = package("numpy"), package("safetensors.numpy")
+    safetensors = package("safetensors.numpy")
     try:
         tensors = safetensors.load_file(path)
     except (OSError, package("safetensors").SafetensorError) as e:
@@ -53,18 +50,17 @@ def read(path):
         values = tensors.get(name)
         if values is None or values.ndim != 2 or values.shape != tensors["half_life"].shape:
             raise Error(f"{path}: not a file of --maps: {name} is not [L, NH]")
-    rows = rows_of(tensors)
+    if not {"layers", "queries"} <= tensors.keys():
+        raise Error(f"{path}: not a file of --maps: layers or queries are missing")
+    rows, queries = rows_of(tensors), tensors["queries"]
     if len(rows) != len(tensors["half_life"]):
         raise Error(f"{path}: layers are not those of half_life")
     for layer, head in mapped_heads(tensors):
-        c, a = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention"))
-        queries = tensors.get("queries", numpy.arange(len(c)))
-        largest, key = (tensors.get(f"{layer}.{head}.{name}") for name in ("largest", "key"))
-        if queries.max(initial=0) >= len(c) or (a is None and largest is None) or (
-                a is not None and a.shape != (len(queries), len(c))):
-            raise Error(f"{path}: {layer}.{head}.attention does not fit cum_logf and queries")
-        if largest is not None and (key is None or not largest.shape == key.shape == queries.shape
-                                    or (key > queries).any() or key.min(initial=0) < 0):
+        c, largest, key = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "largest", "key"))
+        if queries.max(initial=0) >= len(c):
+            raise Error(f"{path}: {layer}.{head}.cum_logf does not fit queries")
+        if largest is None or key is None or not largest.shape == key.shape == queries.shape \
+                or (key > queries).any() or key.min(initial=0) < 0:
             raise Error(f"{path}: {layer}.{head}.largest and key do not fit queries")
         if layer not in rows or head >= len(tensors["half_life"][0]):
             raise Error(f"{path}: has no statistics of head {layer}.{head}")
@@ -73,21 +69,13 @@ def read(path):
 
 def rows_of(tensors):
     """{layer of the model: its row of the statistics}"""
-    layers = tensors.get("layers", range(len(tensors["half_life"])))
-    return {int(layer): row for row, layer in enumerate(layers)}
+    return {int(layer): row for row, layer in enumerate(tensors["layers"])}
 
 
 def mapped_heads(tensors):
     """[(layer, head)] that have maps."""
     found = (re.fullmatch(r"(\d+)\.(\d+)\.cum_logf", name) for name in tensors)
     return sorted((int(m[1]), int(m[2])) for m in found if m)
-
-
-def pooled(matrix, rows, columns):
-    """The largest values of rows x columns blocks of a matrix."""
-    import numpy
-    starts = [numpy.unique(numpy.arange(n) * size // n) for n, size in zip((rows, columns), matrix.shape)]
-    return numpy.maximum.reduceat(numpy.maximum.reduceat(matrix, starts[0], axis=0), starts[1], axis=1)
 
 
 def forget_map(cum_logf, queries):
@@ -101,12 +89,9 @@ def forget_map(cum_logf, queries):
     return numpy.ma.masked_where(first > i, numpy.exp(numpy.minimum(log_f, 0)))
 
 
-def attention_map(attention, largest, key, T):
-    """The largest attention of each cell of a picture of at most DOTS x DOTS: of all places, or, without
-    attention, of the largest ones of their rows."""
+def attention_map(largest, key, T):
+    """The largest attention of each cell of a picture of at most DOTS x DOTS, of the largest ones of their rows."""
     import numpy
-    if attention is not None:
-        return pooled(attention, min(DOTS, len(attention)), min(DOTS, T))
     rows, columns = min(DOTS, len(largest)), min(DOTS, T)
     cells = numpy.zeros((rows, columns))
     row, column = numpy.arange(len(largest)) * rows // len(largest), key.astype(numpy.int64) * columns // T
@@ -118,9 +103,9 @@ def draw_maps(path, tensors, heads):
     import numpy
     import plots
     figure, axes = plots.panels(len(heads), rows=2, width=3.4, height=2.9)
+    queries = tensors["queries"]
     for column, (layer, head) in enumerate(heads):
-        c, *maps = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention", "largest", "key"))
-        queries = tensors.get("queries", numpy.arange(len(c)))
+        c, *maps = (tensors[f"{layer}.{head}.{name}"] for name in ("cum_logf", "largest", "key"))
         extent = (0, len(c), int(queries[-1]) + 1, int(queries[0]))
         half_life = tensors["half_life"][rows_of(tensors)[layer]][head]
         plots.heat_map(axes[0][column], forget_map(c, queries), "F", extent=extent, vmin=0, vmax=1)

@@ -244,15 +244,12 @@ def read_evals(runs, paths):
         owner(runs, path, result.get("checkpoint")).eval = result
 
 
-def read_tensors(path, names, optional=()):
-    """The tensors of a safetensors file as lists, None for an `optional` one that it lacks, and its metadata. An Error if
-    one cannot be read."""
+def read_tensors(path, names):
+    """The tensors of a safetensors file as lists, and its metadata. An Error if one cannot be read."""
     library = package("safetensors")
     try:
         with library.safe_open(path, "np") as f:
-            found = [f.get_tensor(name).tolist() for name in names]
-            found += [f.get_tensor(name).tolist() if name in f.keys() else None for name in optional]
-            return found, f.metadata() or {}
+            return [f.get_tensor(name).tolist() for name in names], f.metadata() or {}
     except (OSError, library.SafetensorError) as e:
         raise Error(f"{path}: cannot read: {e}")
 
@@ -260,8 +257,7 @@ def read_tensors(path, names, optional=()):
 def read_half_lives(runs, paths):
     """Fills in half_lives from files of --maps, else from checkpoints."""
     for path in paths:
-        (half_lives, layers), metadata = read_tensors(path, ["half_life"], ["layers"])
-        layers = range(len(half_lives)) if layers is None else layers
+        (half_lives, layers), metadata = read_tensors(path, ["half_life", "layers"])
         owner(runs, path, metadata.get("checkpoint")).half_lives = by_layer(layers, half_lives)
     by_bias = False
     try:

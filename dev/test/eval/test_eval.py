@@ -354,12 +354,12 @@ class TestPictures(Case):
         rng = numpy.random.default_rng(0)
         T, queries = 600, numpy.arange(0, 600, 3)
         statistics = "half_life", "pruned_share", "effective_window"
-        tensors = {"queries": queries, **{name: rng.uniform(0.1, 1, (3, 2)) for name in statistics}}
+        tensors = {"queries": queries, "layers": numpy.arange(3), **{name: rng.uniform(0.1, 1, (3, 2)) for name in statistics}}
         tensors["half_life"][0, 1] = 1000
         for name in ("0.1", "2.0"):
             tensors[f"{name}.cum_logf"] = -rng.exponential(0.1, T).cumsum()
-            a = rng.exponential(1, (len(queries), T)) * (numpy.arange(T) <= queries[:, None])
-            tensors[f"{name}.attention"] = (a / a.sum(1, keepdims=True)).astype("float32")
+            tensors[f"{name}.largest"] = rng.uniform(0, 1, len(queries)).astype("float32")
+            tensors[f"{name}.key"] = rng.integers(0, queries + 1)
         path = self.tmp / "maps.safetensors"
         save_file({k: v for k, v in {**tensors, **changed}.items() if v is not None}, path)
         return path
@@ -393,11 +393,13 @@ class TestPictures(Case):
         for changed, expected in (
                 ({"half_life": None}, "half_life is not [L, NH]"),
                 ({"pruned_share": zeros((2, 2))}, "pruned_share is not [L, NH]"),
-                ({"2.0.attention": zeros((600, 600))}, "2.0.attention does not fit"),
-                ({"2.0.attention": None}, "2.0.attention does not fit"),
+                ({"2.0.largest": zeros(600)}, "2.0.largest and key do not fit"),
+                ({"2.0.key": None}, "2.0.largest and key do not fit"),
+                ({"2.0.key": numpy.arange(1, 601, 3)}, "2.0.largest and key do not fit"),  # a key behind its query
                 ({"layers": numpy.arange(2)}, "layers are not those of half_life"),
-                ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
-                ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "statistics of head 5.0")):
+                ({"layers": None}, "layers or queries are missing"),
+                ({"queries": numpy.arange(401, 601)}, "0.1.cum_logf does not fit"),
+                ({"5.0.cum_logf": zeros(600), "5.0.largest": zeros(200), "5.0.key": zeros(200)}, "statistics of head 5.0")):
             self.dies(expected, "maps.py", self.maps(**changed))
         self.dies("--head 1.1", "maps.py", self.maps(), "--head", "1.1")
         (self.tmp / "x").write_text("no tensors")
@@ -411,10 +413,12 @@ class TestPictures(Case):
         for i in range(50):
             for j in range(50):
                 self.assertTrue(f.mask[i, j] if j > i else abs(f[i, j] - math.exp(c[i] - c[j])) < 1e-12)
-        matrix = numpy.random.default_rng(1).random((70, 30))
-        pooled = maps.pooled(matrix, 10, 40)
-        self.assertEqual(pooled.shape, (10, 30))
-        self.assertTrue((pooled == matrix.reshape(10, 7, 30).max(1)).all())
+        largest, key = numpy.random.default_rng(1).random(160), numpy.arange(160) // 2
+        cells = maps.attention_map(largest, key, 160)
+        self.assertEqual(cells.shape, (80, 80))
+        for row in range(80):  # two queries, whose keys are one, in a cell
+            self.assertEqual(cells[row].max(), cells[row, row // 2])
+            self.assertEqual(cells[row, row // 2], largest[2 * row:2 * row + 2].max())
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def colour_bars(folder):
     assert "mean score, 10: found" in texts and "dashed line: training length, 1024 tokens" in texts, texts
     c = -numpy.arange(1.0, 601)
     tensors = {"half_life": numpy.array([[0.7, 1000]]), "pruned_share": numpy.array([[0.5, 0]]),
-               "effective_window": numpy.array([[2, 7]]), "0.0.cum_logf": c, "0.0.attention": None,
-               "0.0.largest": numpy.full(600, 0.9), "0.0.key": numpy.arange(600)}
+               "effective_window": numpy.array([[2, 7]]), "layers": numpy.array([0]),
+               "queries": numpy.arange(600), "0.0.cum_logf": c, "0.0.largest": numpy.full(600, 0.9), "0.0.key": numpy.arange(600)}
     maps.draw_maps(path, tensors, [(0, 0)])
     picture.check(path, [])
     assert {"F", "attention"} <= set(picture.captions(path)), picture.captions(path)

@@ -109,10 +109,6 @@ def check_gates(folder):
     full, fixed, mapped = runs = [read.Log(f"{folder}/{name}") for name in ("full", "fixed", "mapped")]
     read.read_half_lives(runs, [maps])
     assert mapped.half_lives == [[], [1, 2], [], [3, math.inf]], mapped.half_lives
-    older = f"{folder}/older.safetensors"  # without the layers' numbers
-    write_tensors(older, {"half_life": [[1, 2], [3, math.inf]]}, {"checkpoint": checkpoint})
-    read.read_half_lives([mapped], [older])
-    assert mapped.half_lives == [[1, 2], [3, math.inf]], mapped.half_lives
     for run in full, fixed:  # sigmoid(bias)^half_life = 1/2
         halves = [[(1 + math.exp(-b))**-life for b, life in zip((0, i + 1), layer)]
                   for i, layer in enumerate(run.half_lives)]
