@@ -36,13 +36,10 @@ static inline void cache_lock_name(char* out, const char* folder) { strcat(strcp
 // Locks the cached array in `folder` against other processes until this one ends or removes the lock's file.
 static inline bool cache_lock(const char* folder, Error* err) {
     char path[PATH_LENGTH];
-    struct stat ours, there;
     cache_lock_name(path, folder);
     int fd = lock_file(path);
     if (fd < 0 && errno != EWOULDBLOCK) return fail(err, "%s: cannot lock: %s", path, strerror(errno));
-    // the process that held it may have removed it
-    if (fd >= 0 && fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino)
-        return true;
+    if (fd >= 0 && file_is_at(fd, path)) return true; // the process that held it may have removed it
     return fail(err, "%s: another process uses this cache; wait for it or choose another with --cache",
                 folder);
 }
