@@ -314,6 +314,20 @@ static inline bool flush_folder(const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot flush this folder: %s", path, strerror(why));
 }
 
+// Reads bytes [offset, offset + bytes) of an open file. Returns how many it has read; where these are fewer,
+// errno tells why, 0 at the end of the file.
+static inline size_t read_at(int fd, void* out, size_t bytes, int64_t offset) {
+    size_t done = 0;
+    while (done < bytes) {
+        const ssize_t got = pread(fd, (char*)out + done, bytes - done, (off_t)(offset + (int64_t)done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got == 0) errno = 0;
+        if (got <= 0) break;
+        done += (size_t)got;
+    }
+    return done;
+}
+
 // Takes an exclusive lock on a file, which is created if missing. Returns its descriptor, which holds the
 // lock until it is closed or the process ends. On error returns -1; errno is EWOULDBLOCK if another process
 // holds the lock.

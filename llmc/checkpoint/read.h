@@ -28,8 +28,7 @@ Called by load.h on every rank that sees the folder.
 // Sums the words of bytes [begin, end) of an open file, begin < end being a multiple of 4, with all of
 // OpenMP's threads. Returns 0, or the error number if the file cannot be read; EIO if it ends before.
 static inline int checkpoint_sum_range(int fd, int64_t begin, int64_t end, uint64_t* sum) {
-    int64_t most = CHECKPOINT_PIECE_BYTES;
-    if (end - begin < most) most = end - begin;
+    const int64_t most = min64(end - begin, CHECKPOINT_PIECE_BYTES);
     const int64_t pieces = (end - begin + most - 1) / most;
     uint64_t total = 0;
     int why = 0;
@@ -40,15 +39,9 @@ static inline int checkpoint_sum_range(int fd, int64_t begin, int64_t end, uint6
 #pragma omp for schedule(dynamic)
         for (int64_t piece = 0; piece < pieces; piece++) {
             const int64_t first = begin + piece * most;
-            const int64_t bytes = end - first < most ? end - first : most;
-            int64_t done = 0;
-            while (done < bytes && failed == 0) {
-                ssize_t n = pread(fd, buffer + done, (size_t)(bytes - done), (off_t)(first + done));
-                if (n > 0) done += n;
-                if (n == 0) failed = EIO;
-                if (n < 0 && errno != EINTR) failed = errno;
-            }
-            if (failed == 0) total += checksum(buffer, (size_t)bytes, first);
+            const size_t bytes = (size_t)min64(end - first, most);
+            if (failed == 0 && read_at(fd, buffer, bytes, first) < bytes) failed = errno ? errno : EIO;
+            if (failed == 0) total += checksum(buffer, bytes, first);
         }
         free(buffer);
 #pragma omp critical(checkpoint_sum)

@@ -148,14 +148,9 @@ static inline void safetensors_convert_(SafetensorsDtype dtype, const void* from
 static inline bool safetensors_read_bytes(const SafeTensor* t, size_t first, size_t n, void* out,
                                           Error* err) {
     if (t->data && n > 0) memcpy(out, (const char*)t->data + first, n);
-    for (size_t done = 0; !t->data && done < n;) {
-        const off_t at = (off_t)(t->at + (int64_t)(first + done));
-        const ssize_t got = pread(t->fd, (char*)out + done, n - done, at);
-        if (got > 0) done += (size_t)got;
-        if (got < 0 && errno != EINTR) return TENSOR_FAIL(t, err, "cannot read: %s", strerror(errno));
-        if (got == 0) return TENSOR_FAIL(t, err, "the file was truncated while it was read");
-    }
-    return true;
+    if (t->data || read_at(t->fd, out, n, t->at + (int64_t)first) == n) return true;
+    if (errno != 0) return TENSOR_FAIL(t, err, "cannot read: %s", strerror(errno));
+    return TENSOR_FAIL(t, err, "the file was truncated while it was read");
 }
 
 // Converts elements [first, first + n) of a floating-point tensor to out[n], floats (element_bytes 4) or

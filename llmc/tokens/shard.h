@@ -91,16 +91,11 @@ static inline bool shard_open(const char* path, int* fd, Error* err) {
 // is an error.
 static inline bool shard_pread(int fd, const char* path, void* out, size_t bytes, int64_t offset,
                                Error* err) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t got = pread(fd, (char*)out + done, bytes - done, (off_t)(offset + (int64_t)done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fail(err, "%s: cannot read: %s", path, strerror(errno));
-        if (got == 0)
-            return fail(err, "%s: ends at byte %lld, before the last token; was it truncated while in use?",
-                        path, (long long)offset + (long long)done);
-        done += (size_t)got;
-    }
-    return true;
+    const size_t got = read_at(fd, out, bytes, offset);
+    if (got == bytes) return true;
+    if (errno != 0) return fail(err, "%s: cannot read: %s", path, strerror(errno));
+    return fail(err, "%s: ends at byte %lld, before the last token; was it truncated while in use?", path,
+                (long long)offset + (long long)got);
 }
 
 // For the error message: the kind of llm.c file that has this magic number, or how shards are made.
