@@ -40,8 +40,8 @@ MPI_LIBS  := $(MPI_LINK)
 endif
 
 # The Python files that checkpoints get, as string literals for llmc/checkpoint/hf/folder.h.
-HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
-HEADERS := $(shell find llmc -name '*.h') $(HF_MODELING)
+HF_CODE := $(patsubst %,build/%.h,configuration_fox modeling_fox modeling_recurrent modeling_stack)
+HEADERS := $(shell find llmc -name '*.h') $(HF_CODE)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(MPI_FLAGS)
 TRAINER_LIBS := $(MPI_LIBS) $(LDLIBS)
@@ -65,7 +65,7 @@ build/flags: FORCE
 	@mkdir -p build
 	$(WRITE_FLAGS)
 
-build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
+$(HF_CODE): build/%.h: llmc/checkpoint/hf/%.py
 	@mkdir -p build
 	$(Q)sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$(NEW) && $(PUBLISH)
 
@@ -301,7 +301,7 @@ tests tests-all:
 	@dev/test/run.sh --sum $(ran)
 
 # A program is built and run in one recipe, so that results come while others are compiled.
-run/build/%: | build/test build/flags $(HF_MODELING) tests-begin
+run/build/%: | build/test build/flags $(HF_CODE) tests-begin
 	+@$(MAKE) -s --no-print-directory $(PROBES) build/$*
 	@dev/test/run.sh --one build/$*
 run/dev/%: $(TEST_TOOLS) | tests-begin
@@ -371,7 +371,7 @@ bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 
 # Each header alone, and the tests and benchmarks, as far as PTX that is not optimized (-G), to see that they compile
 GPU_SOURCES = test_fox.cu $(foreach n,$(notdir $(GPU_TESTS) $(GPU_BENCHES)),$(wildcard $(GPU_DIRS:=/$n.cu) dev/cuda/$n.cu))
-cuda-check-tests: $(HF_MODELING)
+cuda-check-tests: $(HF_CODE)
 	$(NEED_NVCC)
 	printf '%s\n' $(CUDA_HEADERS) | xargs -P 2 -I{} $(NVCC) -std=c++17 -D_GNU_SOURCE -ptx -G -w -arch=compute_80 -x cu {} -o /dev/null
 	printf '%s\n' $(GPU_SOURCES) | xargs -P 2 -I{} $(NVCC) -std=c++17 -D_GNU_SOURCE -ptx -G -arch=compute_80 \
@@ -380,7 +380,7 @@ cuda-check-tests: $(HF_MODELING)
 # For others: make cuda-check ARCHS="80 86 89 90 100 120"; each architecture takes a few minutes of one core.
 cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
-cuda-check: cuda-check-tests $(HF_MODELING) ## compile the CUDA programs, without warnings and with few spills (ARCHS="80 90"); needs no GPU
+cuda-check: cuda-check-tests $(HF_CODE) ## compile the CUDA programs, without warnings and with few spills (ARCHS="80 90"); needs no GPU
 	$(NEED_NVCC)
 	mkdir -p build/gpu
 	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \

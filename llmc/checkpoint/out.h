@@ -194,6 +194,7 @@ static const char* const checkpoint_entries[] = {".",
                                                  "generation_config.json",
                                                  "tokenizer.json",
                                                  "tokenizer_config.json",
+                                                 "configuration_fox.py",
                                                  "modeling_fox.py",
                                                  "modeling_recurrent.py",
                                                  "modeling_stack.py"};

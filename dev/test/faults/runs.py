@@ -10,8 +10,8 @@ MODEL = (
     "--model fox-pro-nano --set hidden_size=16 --set num_hidden_layers={layers} --set num_heads=2 "
     "--set intermediate_size=16 --seq-len 16 --batch-tokens 64 --warmup-tokens 640"
 )
-FILES = ("config.json", "model.safetensors", "optimizer.safetensors", "modeling_fox.py", "generation_config.json",
-         "README.md", "tokenizer.json", "tokenizer_config.json")  # fmt: skip
+FILES = ("config.json", "model.safetensors", "optimizer.safetensors", "configuration_fox.py", "modeling_fox.py",
+         "generation_config.json", "README.md", "tokenizer.json", "tokenizer_config.json")  # fmt: skip
 
 
 def options(steps, layers=1):

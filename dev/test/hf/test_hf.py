@@ -1,5 +1,5 @@
 """
-Tests modeling_fox.py, modeling_recurrent.py and modeling_stack.py against results in fp64 (dev/test/fixtures/model):
+Tests the Python files of llmc/checkpoint/hf against results in fp64 (dev/test/fixtures/model):
 
     python3 -m venv build/hf
     build/hf/bin/pip install -c scripts/requirements.txt torch transformers safetensors numpy
@@ -58,11 +58,11 @@ def folder_of(checkpoint, out):
     shutil.copy(checkpoint / "model.safetensors", out)
     config = json.loads((checkpoint / "config.json").read_text())
     files = ["modeling_fox", "modeling_recurrent", "modeling_stack"][:1 + is_recurrent(config) + is_stack(config)]
-    for file in files:
+    for file in ["configuration_fox", *files]:
         shutil.copy(ROOT / f"llmc/checkpoint/hf/{file}.py", out)
     name = config["architectures"][0].replace("ForCausalLM", "")
-    config["auto_map"] = {auto: f"{files[-1]}.{name}{suffix}" for auto, suffix in dict(
-        AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM").items()}
+    config["auto_map"] = {"AutoConfig": f"configuration_fox.{name}Config", "AutoModel": f"{files[-1]}.{name}Model",
+                          "AutoModelForCausalLM": f"{files[-1]}.{name}ForCausalLM"}
     (out / "config.json").write_text(json.dumps(config))
     return out
 

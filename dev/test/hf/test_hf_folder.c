@@ -61,6 +61,7 @@ static void test_recurrent(void) {
     ParamTable deltanet = params_build_for(&c, 1);
     if (!make_folders(in_out("deltanet"), &err)) die("%s", err.msg);
     CHECK_OK(hf_folder_write(in_out("deltanet"), &c, &deltanet, &run, NULL, &err));
+    check_python("deltanet", "configuration_fox.py");
     check_python("deltanet", "modeling_fox.py");
     check_python("deltanet", "modeling_recurrent.py");
     check_contains(in_out("deltanet/README.md"), "# DeltaNetForCausalLM of", true);
@@ -75,6 +76,7 @@ static void test_recurrent(void) {
     ParamTable stack = params_build_for(&c, 1);
     if (!make_folders(in_out("stack"), &err)) die("%s", err.msg);
     CHECK_OK(hf_folder_write(in_out("stack"), &c, &stack, &run, NULL, &err));
+    check_python("stack", "configuration_fox.py");
     check_python("stack", "modeling_fox.py");
     check_python("stack", "modeling_recurrent.py");
     check_python("stack", "modeling_stack.py");
@@ -84,8 +86,8 @@ static void test_recurrent(void) {
 
 // Every file is there, the same in the next save, and what the run was.
 static void test_files(void) {
-    static const char* const names[] = {"modeling_fox.py", "generation_config.json", "README.md",
-                                        "config.json"};
+    static const char* const names[] = {"configuration_fox.py", "modeling_fox.py", "generation_config.json",
+                                        "README.md", "config.json"};
     options.data = "/home/some|one/shards/text_train_*.bin,more/x_*.bin";
     options.seq_len = 512, options.seed = 7;
     save_with(10, NULL);
@@ -97,6 +99,7 @@ static void test_files(void) {
         CHECK(strcmp(a, b) == 0, "%s differs in the next save", names[i]);
         free(a), free(b);
     }
+    check_python("step_00000010", "configuration_fox.py");
     check_python("step_00000010", "modeling_fox.py");
     CHECK(access(IN_STEP(10, "modeling_recurrent.py"), F_OK) != 0, "modeling_recurrent.py with attention");
 
@@ -275,7 +278,7 @@ static void test_bytes(void) {
     tokenizer_free(&bytes);
 }
 
-// auto_map names the classes of a Python file in the folder that architectures names.
+// auto_map names the classes of Python files in the folder that architectures names.
 static void test_auto_map(void) {
     static const char* const families[][3] = {{"fox-pro", "modeling_fox", "ForgettingTransformer"},
                                               {"transformer-llama", "modeling_fox", "Transformer"},
@@ -301,7 +304,7 @@ static void test_auto_map(void) {
                   json_parse_file(&j, in_out("config.json"), &err),
               "%s", err.msg);
         const int map = json_get(&j, 0, "auto_map");
-        snprintf(name, sizeof name, "%s.%sConfig", families[f][1], families[f][2]);
+        snprintf(name, sizeof name, "configuration_fox.%sConfig", families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
         snprintf(name, sizeof name, "%s.%sForCausalLM", families[f][1], families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);

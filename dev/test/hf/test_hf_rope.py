@@ -27,8 +27,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from test_hf import ROOT, check_below, error, open_model
 from test_hf_trained import dump, run, train
 
-sys.path.insert(0, str(ROOT / "llmc/checkpoint/hf"))
-from modeling_fox import TransformerConfig, rope_frequencies  # noqa: E402
+sys.path.insert(0, str(ROOT / "llmc/checkpoint"))  # modeling_fox.py imports from its package
+from hf.modeling_fox import TransformerConfig, rope_frequencies  # noqa: E402
 
 LENGTH = 128  # of the trained sequences: test_hf_trained.BATCH
 SCALED = ("linear:4", "ntk:4", "yarn:4")

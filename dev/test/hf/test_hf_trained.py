@@ -19,6 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
 from test_hf import (
     FIXTURES, FIXTURE_NAMES, ROOT, check_below, check_config, check_documents, check_generate, check_padding, compare, error,
@@ -75,6 +76,15 @@ def dump(folder, work):
     stream = torch.frombuffer(bytearray((work / "text.bin").read_bytes()[1024:]), dtype=torch.int16).long()
     windows = stream[:dumped["loss"].numel() + 1]
     return dumped, windows[:-1].view(-1, 128), windows[1:].view(-1, 128)
+
+
+def check_python_files(checkpoint):
+    """AutoConfig and AutoTokenizer do without PyTorch, and the file of the model imports all others by itself."""
+    auto_map = json.loads((checkpoint / "config.json").read_text())["auto_map"]
+    configuration, model = (auto_map[name].split(".")[0] for name in ("AutoConfig", "AutoModelForCausalLM"))
+    assert "torch" not in get_imports(checkpoint / f"{configuration}.py")
+    files = {path.stem for path in checkpoint.glob("*.py")}
+    assert files == {model, *get_relative_imports(checkpoint / f"{model}.py")}, f"{files} beside {model}"
 
 
 @torch.no_grad()
@@ -221,6 +231,7 @@ def check_trained(name, work):
     settings = [word for pair in switches + sizes + STACKS.get(name, []) for word in ("--set", pair)]
     preset = name.removesuffix("-lower-bound") if is_recurrent(config) else "fox-pro" if name in STACKS else "fox-llama"
     checkpoint = train(work, name, "--model", preset + "-nano", *settings)
+    check_python_files(checkpoint)
     dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)
     # transformers 5 refuses layer_types of its own accord, without the class of this folder

@@ -2,7 +2,7 @@
 # Each header of llmc/ compiles alone as C11, and all of them together as C++17, without warnings.
 scratch=build/test/headers
 . dev/test/check.sh
-make -s build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
+make -s build/configuration_fox.h build/modeling_fox.h build/modeling_recurrent.h build/modeling_stack.h
 
 warnings="-Wall -Wextra -Wshadow -Werror -fopenmp -D_GNU_SOURCE -fsyntax-only"
 # alone HEADER...: prints the first that the compiler says of each

@@ -217,7 +217,7 @@ tokenizers() {
     check "its end of text" grep -q '"eos_token": "<end>"' "$out/step_00000005/tokenizer_config.json"
     mv "${data}_tokenizer.json" "$scratch/tokenizer.json"
     check "resume without it" resume "$out"
-    for name in tokenizer.json tokenizer_config.json modeling_fox.py generation_config.json; do
+    for name in tokenizer.json tokenizer_config.json configuration_fox.py modeling_fox.py generation_config.json; do
         same "$out/step_00000020/$name" "$out/step_00000005/$name"
     done
     check "start from the checkpoint" "$trainer" --init "$out/step_00000020" --seq-len 16 --batch-tokens 64 \

@@ -2,8 +2,9 @@
 What makes a checkpoint folder one that Hugging Face transformers opens, beside config.json and
 model.safetensors:
 
-    modeling_fox.py           the model in PyTorch (llmc/checkpoint/hf/), which config.json's auto_map names
-    modeling_recurrent.py     with the recurrent baselines, which then auto_map names
+    configuration_fox.py      the keys of config.json; its auto_map names this file and a modeling file
+    modeling_fox.py           the model in PyTorch
+    modeling_recurrent.py     with the recurrent baselines: auto_map names it in place of modeling_fox.py
     modeling_stack.py         with layer_types, likewise
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
@@ -12,6 +13,9 @@ model.safetensors:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
     AutoTokenizer.from_pretrained(FOLDER)
+
+The Python files are those of llmc/checkpoint/hf/. The one of the model imports all others of its folder
+itself: transformers 4.44 copies a file with its own imports, but not with the imports of those.
 
 The trainer reads only the tokenizer of these files again. They have no checksums, so people may edit them.
 Called on rank 0, by write.h.
@@ -31,6 +35,9 @@ typedef struct {
 } HfRun;
 
 // The text of the Python files beside this one, whose lines the Makefile makes into string literals.
+static const char hf_configuration_fox[] =
+#include "../../../build/configuration_fox.h"
+    ;
 static const char hf_modeling_fox[] =
 #include "../../../build/modeling_fox.h"
     ;
@@ -148,7 +155,8 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
 static inline bool hf_folder_write(const char* folder, const Config* c, const ParamTable* table,
                                    const HfRun* r, const HfTokenizer* t, Error* err) {
     if (t && !t->json) t = NULL;
-    return hf_write_text(folder, "modeling_fox.py", hf_modeling_fox, err) &&
+    return hf_write_text(folder, "configuration_fox.py", hf_configuration_fox, err) &&
+           hf_write_text(folder, "modeling_fox.py", hf_modeling_fox, err) &&
            ((c->mixer == MIXER_ATTENTION && !config_is_stack(c)) ||
             hf_write_text(folder, "modeling_recurrent.py", hf_modeling_recurrent, err)) &&
            (!config_is_stack(c) || hf_write_text(folder, "modeling_stack.py", hf_modeling_stack, err)) &&

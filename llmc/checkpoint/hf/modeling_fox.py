@@ -1,9 +1,9 @@
 """
 The Forgetting Transformer (FoX, https://arxiv.org/abs/2503.02130) and its Transformer baselines for Hugging
-Face transformers, 4.44 and later: configuration, model, cache and generation in one file. It computes what
-the trainer computes, from its config.json and model.safetensors, on CPU and GPU, in fp32 and bf16.
+Face transformers, 4.44 and later: model, cache and generation. It computes what the trainer computes, from its
+config.json (configuration_fox.py) and model.safetensors, on CPU and GPU, in fp32 and bf16.
 
-With this file beside the weights, and named in the auto_map of config.json:
+With both files beside the weights, and named in the auto_map of config.json:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -20,8 +20,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from .configuration_fox import ForgettingTransformerConfig, TransformerConfig, checked_rotations, mlp_width
 
 QK_NORM_EPS = 1e-5          # a constant in the paper's code, not in config.json
 MAX_BIAS_ELEMENTS = 1 << 28  # of the gate's bias [B, h, queries, keys] that attention holds at a time
@@ -30,143 +32,6 @@ MAX_BIAS_ELEMENTS = 1 << 28  # of the gate's bias [B, h, queries, keys] that att
 def widen(x):
     """x in fp32, or in fp64 if it has that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# ----------------------------------------------------------------------------
-# configuration: one class for each model_type, since save_pretrained writes the one of the class
-
-def checked_rotations(scaling, base, length):
-    """rope_parameters, with what transformers takes for a missing rope_type and for YaRN's missing length."""
-    kind = scaling.get("rope_type") or scaling.get("type") or (None if "factor" in scaling else "default")
-    factor = scaling.get("factor")
-    if kind not in ("default", "linear", "yarn") or not (factor or kind == "default"):
-        raise ValueError(f"rope_parameters={scaling!r} are not supported, only linear and yarn with a factor")
-    scaling = dict(scaling, rope_type=kind, rope_theta=base)
-    if kind == "yarn":
-        only = dict(beta_fast=32, beta_slow=1, mscale=None, mscale_all_dim=None, truncate=True,
-                    attention_factor=0.1 * math.log(factor) + 1)
-        for key, value in only.items():
-            given = scaling.get(key)
-            if given is not None and (value is None or abs(given - value) > 1e-6):
-                raise ValueError(f"rope_scaling: {key}={given!r} is not supported, only {value}")
-        if not scaling.setdefault("original_max_position_embeddings", length):
-            raise ValueError("rope_scaling: which length was the model trained at? give original_max_position_embeddings")
-        if base <= 1:
-            raise ValueError("rope_scaling: yarn needs a rope_base above 1")
-    return scaling
-
-
-class ForgettingTransformerConfig(PretrainedConfig):
-    """The keys of config.json. A combination that this file does not compute is a ValueError."""
-
-    model_type = "forgetting_transformer-project_fox"
-    keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"num_attention_heads": "num_heads"}
-
-    def __init__(
-        self,
-        vocab_size=50257,
-        hidden_size=768,
-        hidden_ratio=4,
-        intermediate_size=None,         # I; None derives it from hidden_ratio
-        num_hidden_layers=12,
-        num_heads=12,
-        num_kv_heads=None,              # n; None: h
-        hidden_act="swish",
-        window_size=None,               # W: a token attends to itself and the W - 1 before it; None, 0: to all
-        max_position_embeddings=None,
-        initializer_range=0.02,
-        norm_eps=1e-6,
-        rope_base=None,                 # None: rope_theta of rope_parameters, or 500000
-        use_rope=False,
-        rope_parameters=None,           # as transformers': linear or yarn; None: plain
-        rope_scaling=None,              # its older name, which wins over it
-        use_output_gate=False,
-        ogate_act="sigmoid",
-        use_output_norm=False,
-        qk_norm=False,
-        qk_norm_share_param_across_head=False,
-        use_k_shift=False,
-        use_v_shift=False,
-        fgate_type="full",              # full, bias_only, fixed or none
-        fgate_bias_init=False,          # head i starts with a decay time of T_i tokens, see long_gate_bias
-        decay_time_min=None,
-        decay_time_max=None,
-        log_pruning_tolerance=None,     # a matter of speed in the trainer; nothing is pruned here
-        document_reset=False,           # no token sees anything before the last end of text, eos_token_id
-        tie_word_embeddings=False,
-        use_cache=True,
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.hidden_ratio = hidden_ratio
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.hidden_act = hidden_act
-        self.window_size = window_size
-        if max_position_embeddings is not None:  # tools take an attribute that is None for a length
-            self.max_position_embeddings = max_position_embeddings
-        self.initializer_range = initializer_range
-        self.norm_eps = norm_eps
-        rope_parameters = rope_scaling or rope_parameters
-        self.rope_base = rope_base or (rope_parameters or {}).get("rope_theta") or 500000.0
-        self.use_rope = use_rope
-        self.use_output_gate = use_output_gate
-        self.ogate_act = ogate_act
-        self.use_output_norm = use_output_norm
-        self.qk_norm = qk_norm
-        self.qk_norm_share_param_across_head = qk_norm_share_param_across_head
-        self.use_k_shift = use_k_shift
-        self.use_v_shift = use_v_shift
-        self.fgate_type = fgate_type
-        self.fgate_bias_init = fgate_bias_init
-        self.decay_time_min = decay_time_min
-        self.decay_time_max = decay_time_max
-        self.log_pruning_tolerance = log_pruning_tolerance
-        self.document_reset = document_reset
-        self.use_cache = use_cache
-        supported = dict(hidden_act=("swish",), ogate_act=("sigmoid",),
-                         fgate_type=("full", "bias_only", "fixed", "none"))
-        for key, values in supported.items():
-            if getattr(self, key) not in values:
-                raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
-        if window_size is not None and (type(window_size) is not int or window_size < 0):
-            raise ValueError(f"window_size={window_size!r} is no number of tokens")
-        if hidden_size % num_heads != 0:
-            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
-        if num_kv_heads is not None and (type(num_kv_heads) is not int or num_kv_heads < 1 or num_heads % num_kv_heads):
-            raise ValueError(f"num_kv_heads={num_kv_heads!r} does not divide num_heads {num_heads}")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
-        if rope_parameters:  # afterwards: transformers 5 would look for a max_position_embeddings
-            self.rope_parameters = checked_rotations(rope_parameters, self.rope_base, max_position_embeddings)
-
-    def _validate_yarn_rope_parameters(self, *_, **__):
-        """Replaces that of transformers 5, which looks for a max_position_embeddings."""
-
-
-class TransformerConfig(ForgettingTransformerConfig):
-    """The plain Transformer, which has a model_type of its own."""
-
-    model_type = "transformer-project_fox"
-
-    def __init__(self, fgate_type="none", use_rope=True, **kwargs):
-        super().__init__(fgate_type=fgate_type, use_rope=use_rope, **kwargs)
-
-
-def mlp_width(config):
-    """I: intermediate_size, or else 2/3 of hidden_ratio times the width, rounded up to a multiple of 256."""
-    wanted = math.floor(config.hidden_size * config.hidden_ratio * 2 / 3)
-    return config.intermediate_size or 256 * math.ceil(wanted / 256)
-
-
-def long_gate_bias(config):
-    """[h] gate biases for which head i forgets by 1/e in T_i tokens, T_i log-spaced from T_min to T_max."""
-    shortest, longest = config.decay_time_min or 2, config.decay_time_max or 256
-    times = torch.linspace(math.log(shortest), math.log(longest), config.num_heads, dtype=torch.float64).exp()
-    return -torch.log(torch.expm1((1 / times).clamp(max=500)))
 
 
 # ----------------------------------------------------------------------------
@@ -467,6 +332,13 @@ class Block(nn.Module):
 
 # ----------------------------------------------------------------------------
 # the model
+
+def long_gate_bias(config):
+    """[h] gate biases for which head i forgets by 1/e in T_i tokens, T_i log-spaced from T_min to T_max."""
+    shortest, longest = config.decay_time_min or 2, config.decay_time_max or 256
+    times = torch.linspace(math.log(shortest), math.log(longest), config.num_heads, dtype=torch.float64).exp()
+    return -torch.log(torch.expm1((1 / times).clamp(max=500)))
+
 
 class ForgettingTransformerPreTrainedModel(PreTrainedModel):
     config_class = ForgettingTransformerConfig

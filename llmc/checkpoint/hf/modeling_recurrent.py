@@ -1,7 +1,7 @@
 """
 The recurrent baselines of the Forgetting Transformer for Hugging Face transformers, 4.44 and later: DeltaNet,
-Gated DeltaNet, HGRN2 and Mamba-2. Model, cache and generation are those of modeling_fox.py, which belongs beside this file; here
-are the configurations, the mixers and their blocks. Opened in the same way:
+Gated DeltaNet, HGRN2 and Mamba-2. Model, cache and generation are those of modeling_fox.py, the configurations those of
+configuration_fox.py, which both belong beside this file; here are the mixers and their blocks. Opened in the same way:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -22,90 +22,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PretrainedConfig
 
+from .configuration_fox import CONV_WIDTH, DeltaNetConfig, GatedDeltaNetConfig, HGRN2Config, Mamba2Config, mlp_width
 from .modeling_fox import (
-    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, mlp_width, widen)
+    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, widen)
 
 L2_NORM_EPS = 1e-6   # a constant in the paper's code, not in config.json
-CONV_WIDTH = 4       # tokens that a convolution reads, its own included
 CHUNK = 64           # tokens of a chunk whose scores are a GEMM
 CHANNEL_CHUNK = 16   # where every channel decays by itself: scores take [B, h, chunk, chunk, K] elements
-
-
-# ----------------------------------------------------------------------------
-# configuration
-
-class RecurrentConfig(PretrainedConfig):
-    """The keys of config.json, from a family's defaults. What this file does not compute is a ValueError."""
-
-    keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"num_attention_heads": "num_heads"}
-
-    def __init__(self, defaults=None, only=None, tie_word_embeddings=False, **keys):
-        """defaults: {key: value} of what `keys` lack; only: {key: value} of those with one value."""
-        common = dict(vocab_size=50257, hidden_size=768, num_hidden_layers=12, num_heads=6,
-                      initializer_range=0.02, use_cache=True, document_reset=False)
-        for key, value in {**common, **(defaults or {}), **(only or {})}.items():
-            setattr(self, key, keys.pop(key, value))
-            if key in (only or {}) and getattr(self, key) != value:
-                raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {value!r}")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **keys)
-
-    def check_heads(self, channels, head_size):
-        """ValueError unless heads of head_size channels, or if None of any, have that many together."""
-        if channels % self.num_heads or head_size not in (None, channels // self.num_heads):
-            raise ValueError(f"num_heads {self.num_heads} of {head_size or 'equal'} channels are not {channels}")
-
-
-SHELL = dict(hidden_ratio=4, intermediate_size=None, norm_eps=1e-6)
-
-
-class DeltaNetConfig(RecurrentConfig):
-    model_type = "delta_net-project_fox"
-
-    def __init__(self, **keys):
-        only = dict(attn_mode="chunk", expand_k=1, expand_v=1, use_gate=False, use_short_conv=True,
-                    conv_size=CONV_WIDTH, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu",
-                    hidden_act="swish")
-        super().__init__(SHELL, only, **keys)
-        self.check_heads(self.hidden_size, None)
-
-
-class GatedDeltaNetConfig(RecurrentConfig):
-    """flash-linear-attention's keys."""
-
-    model_type = "gated_deltanet"
-
-    def __init__(self, num_v_heads=None, **keys):
-        keys["num_v_heads"] = None if num_v_heads == keys.get("num_heads") else num_v_heads
-        only = dict(attn_mode="chunk", num_v_heads=None, use_gate=True, use_short_conv=True, conv_size=CONV_WIDTH,
-                    allow_neg_eigval=False, attn=None, hidden_act="swish")
-        super().__init__(dict(SHELL, head_dim=256, expand_v=2), only, **keys)
-
-
-class HGRN2Config(RecurrentConfig):
-    model_type = "hgrn2-project_fox"
-
-    def __init__(self, **keys):
-        only = dict(attn_mode="chunk", use_short_conv=False, elementwise_affine=True, hidden_act="swish")
-        super().__init__(dict(SHELL, expand_ratio=128, use_lower_bound=False), only, **keys)
-        self.check_heads(self.hidden_size, self.expand_ratio)
-
-
-class Mamba2Config(RecurrentConfig):
-    model_type = "mamba2-project_fox"
-    attribute_map = dict(RecurrentConfig.attribute_map, norm_eps="layer_norm_epsilon")
-
-    def __init__(self, **keys):
-        defaults = dict(num_hidden_layers=24, num_heads=24, head_dim=64, state_size=128, layer_norm_epsilon=1e-5,
-                        time_step_min=0.001, time_step_max=0.1, time_step_floor=1e-4,
-                        rescale_prenorm_residual=True,
-                        residual_in_fp32=True, chunk_size=256)  # of other programs; nothing depends on them here
-        only = dict(n_groups=1, expand=2, conv_kernel=CONV_WIDTH, use_bias=False, use_conv_bias=True,
-                    hidden_act="silu")
-        super().__init__(defaults, only, **keys)
-        self.check_heads(2 * self.hidden_size, self.head_dim)
 
 
 # ----------------------------------------------------------------------------

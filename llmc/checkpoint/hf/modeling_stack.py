@@ -1,85 +1,19 @@
 """
 Stacks of layers of different kinds for Hugging Face transformers: attention of modeling_fox.py and the mixers of
-modeling_recurrent.py, which both belong beside this file, in one model. config.json's layer_types names each layer's.
-Opened in the same way:
+modeling_recurrent.py in one model. Both belong beside this file, with configuration_fox.py, in which config.json's
+layer_types are read. Opened in the same way:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 """
-import copy
-import re
-
 import torch
 import torch.nn as nn
 
+from .configuration_fox import FoxStackConfig, layer_config, layers_of
 from .modeling_fox import (
-    Attention, Block, FoxCache, ForgettingTransformerConfig, ForgettingTransformerForCausalLM,
-    ForgettingTransformerModel, ForgettingTransformerPreTrainedModel, LayerCache, MLP, RMSNorm, rope_tables)
+    Attention, Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel,
+    ForgettingTransformerPreTrainedModel, LayerCache, MLP, RMSNorm, rope_tables)
 from .modeling_recurrent import (
     DeltaNetBlock, GatedDeltaNet, HGRN2Block, Mamba2, Recurrent, RecurrentCache, layer_bounds)
-
-
-# ----------------------------------------------------------------------------
-# configuration
-
-# what config.json has of each recurrent kind, with its name in front
-SIZES = dict(deltanet=["num_heads"], hgrn2=["num_heads"], mamba2=["num_heads", "state_size"],
-             gated_deltanet=["num_heads", "head_dim", "expand_v"])
-
-
-class FoxStackConfig(ForgettingTransformerConfig):
-    """The keys of config.json: attention's, and with a prefix those of the recurrent kinds."""
-
-    model_type = "fox_stack"
-    # how the heads of Mamba-2 begin
-    time_step_min, time_step_max, time_step_floor, rescale_prenorm_residual = 0.001, 0.1, 1e-4, True
-
-    def __init__(self, layer_types=("attention",), num_hidden_layers=None, **keys):
-        own = {key: keys.pop(key) for key in list(keys) if key.startswith(tuple(kind + "_" for kind in BLOCKS))}
-        if not isinstance(layer_types, (list, tuple)) or not layer_types or {*map(type, layer_types)} != {str}:
-            raise ValueError(f"layer_types={layer_types!r} is no list of names")
-        super().__init__(num_hidden_layers=num_hidden_layers or len(layer_types), **keys)
-        self.layer_types = list(layer_types)  # afterwards: transformers 5 would rename and refuse the kinds
-        for key, value in own.items():
-            setattr(self, key, value)
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types has {len(self.layer_types)} layers, not {self.num_hidden_layers}")
-        for layer in range(self.num_hidden_layers):
-            layer_config(self, layer)
-
-    def validate(self):
-        """That of transformers 5, which knows other kinds."""
-        layer_types, self.layer_types = self.layer_types, None
-        super().validate()
-        self.layer_types = layer_types
-
-
-def layer_config(config, layer):
-    """The kind of a layer, and the config as the layer's block sees it."""
-    own = copy.copy(config)
-    name = config.layer_types[layer]
-    match = re.fullmatch("(attention)(:window=(0|[1-9][0-9]*))?(:rope|:norope)?|" + "|".join(BLOCKS), name)
-    if not match or int(match[3] or 0) > 1 << 24:
-        raise ValueError(f"layer_types: {name!r} is none of {', '.join(BLOCKS)} and attention:window=N:rope or :norope")
-    kind, window, rope = name.split(":")[0], match[3], match[4]
-    if kind != "attention":
-        own.head_dim, own.use_rope = None, False
-        for size in SIZES[kind]:
-            value = getattr(config, f"{kind}_{size}", None)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{kind}_{size}={value!r} is not a whole number of at least 1")
-            setattr(own, size, value)
-        channels = config.hidden_size * (2 if kind == "mamba2" else 1)
-        if own.head_dim is None and channels % own.num_heads:
-            raise ValueError(f"{kind}_num_heads {own.num_heads} does not divide {channels}")
-    if window:
-        own.window_size = int(window)
-    if rope:
-        own.use_rope = rope == ":rope"
-    return kind, own
-
-
-def layers_of(config, kind):
-    return [layer for layer, name in enumerate(config.layer_types) if name.split(":")[0] == kind]
 
 
 # ----------------------------------------------------------------------------
