@@ -39,7 +39,8 @@ def settings(case, T):
 def read_config(args, case):
     """config.json of the trainer's model."""
     model = f"{FAMILIES[case]}-{args.size}"
-    output = subprocess.run([args.program, "--model", model, "--dry-run", "config", *settings(case, args.seq_len)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [args.program, "--model", model, "--dry-run", "config", *settings(case, args.seq_len)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output[output.index("\n{\n"):])
 
 

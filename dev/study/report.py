@@ -183,15 +183,15 @@ class Report:
 
     def again(self):
         """Lines on the runs that were repeated, to see whether their results come out again."""
-        for name in PAIR:
-            noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(name)] or [math.nan])
-            for line in self.lines:
-                run, command = self.results.get(line.name), line.name.removeprefix("again_")
-                first = self.results.get(f"confirm_{command}") or self.results.get(command)
-                if line.name.startswith(f"again_{name}_") and run and first:
-                    yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
-                                f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats "
-                                f"differ by {noise:.4f} (rms).")
+        for line in self.lines:
+            run, command = self.results.get(line.name), line.name.removeprefix("again_")
+            first = self.results.get(f"confirm_{command}") or self.results.get(command)
+            if command != line.name and run and first:
+                family = next(name for name in PAIR if command.startswith(name))
+                noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(family)] or [math.nan])
+                yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
+                            f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats of "
+                            f"{family} differ by {noise:.4f} (rms).")
 
     def table_documents(self):
         rows, chose = [], [[], []]  # differences within the training length of documents that chose the learning rates, or not
