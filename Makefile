@@ -213,7 +213,7 @@ ALL_PROGRAMS  := $(TEST_PROGRAMS) $(TRAINER_TESTS:%=build/test/%_double) $(TRAIN
 # What the shell tests start
 TEST_TOOLS     = all $(FUZZ_TARGETS) build/test/faults.so build/test/train_fox_double build/test/train_fox_sanitized
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/model dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/ranks dev/test/eval dev/test/hf data
+vpath %.c dev/test/llmc dev/test/model dev/test/cpu dev/test/tokens dev/test/train dev/test/trainer dev/test/data dev/test/ranks dev/test/eval dev/test/hf data
 
 build/test:
 	mkdir -p $@
