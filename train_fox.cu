@@ -14,8 +14,8 @@ All work is queued on one stream, but for gradients of the blocks' weights and o
 on a second one, and exchanges with other ranks' GPUs (llmc/exchange, llmc/sequence), which have their own. A
 training step makes the host wait for the device only for the loss and norm of the step before, for the copy
 of the batch before the last (load_batch), and for whether layers have halos (llmc/sequence/halo.cuh). AdamW's
-kernel itself leaves out a step whose loss or gradient is not finite: masters, moments and weights stay, and
-the run ends.
+kernel itself leaves out a step whose loss or gradient is not finite: masters, moments and bf16 weights
+stay, and the run ends.
 */
 #include "llmc/attention/attention.cuh" // defines: attention_forward, attention_backward, attention_path
 #include "llmc/attention/cudnn.cuh"     // defines: attention_cudnn_*
