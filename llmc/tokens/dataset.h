@@ -125,7 +125,7 @@ static inline bool dataset_check_sets(const Dataset* set, Error* err) {
             if (!dataset_has(set, shard, k))
                 return fail(err,
                             "%s: is one of %s of a conversion, but number %lld is missing or of another one: "
-                            "it was interrupted; convert the data again",
+                            "put it back, or convert the data again",
                             shard->path, counted(h->set_shards, "shard").text, (long long)k);
     }
     return true;
