@@ -359,7 +359,9 @@ def encode_lines(source, number, lines):
             row = json.loads(line) if line.strip() else {field: ""}
         except (ValueError, RecursionError) as e:
             raise Error(f"{source.path}:{number}: is not JSON: {e}")
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        if isinstance(row, dict) and not isinstance(row.get(field, ""), str):
+            raise Error(f"{source.path}:{number}: {field!r} is not text but {json.dumps(row[field])[:100]}")
+        if not isinstance(row, dict) or field not in row:
             keys = " ".join(", ".join(row).split())[:500] if isinstance(row, dict) else "no object"
             raise Error(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
         if row[field]:

@@ -296,7 +296,7 @@ broken "$b/latin1.txt: is not UTF-8" $b/latin1.txt
 broken "$b/zero.txt: is not text: it has a zero byte" $b/zero.txt
 broken "$b/half.jsonl:2: is not JSON" $b/half.jsonl
 broken "$b/other.jsonl:2: has no text 'text' but body: --text-field names it" $b/other.jsonl
-broken "$b/number.jsonl:1: has no text 'text' but text" $b/number.jsonl
+broken "$b/number.jsonl:1: 'text' is not text but 5" $b/number.jsonl
 broken "$b/list.jsonl:1: has no text 'text' but no object" $b/list.jsonl
 broken "$b/deep.jsonl:2: is not JSON" $b/deep.jsonl
 broken "$b/keys.jsonl:1: has no text 'text' but a b" $b/keys.jsonl
