@@ -34,6 +34,29 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
          glob, counted(V, "token").text, (long long)run->config.vocab_size, (long long)end, (long long)V);
 }
 
+// Warns of a token stream whose texts begin with another token than the model's end of text: the model would
+// begin its own texts, and those that it scores, with a token that it does not meet. Only streams that a
+// conversion wrote begin with it. An unreadable shard is reported where it is used.
+static inline void run_warn_end_of_text(const Run* run, const DataLoader* data, const char* glob) {
+    static bool warned; // of training and held-out data once
+    const DataShard* shard = &data->set.shards[0];
+    const ShardHeader* h = &shard->header;
+    const int64_t end = config_end_of_text(&run->config);
+    int32_t token = 0;
+    int fd;
+    Error ignored;
+    if (h->doc_len || !h->set_shards || h->set_index || warned || run->world->rank != 0) return;
+    if (!shard_open(shard->path, &fd, &ignored)) return;
+    const bool read = shard_read_tokens(fd, shard->path, h, 0, 1, &token, &ignored);
+    close(fd);
+    const int64_t first = h->masked ? (int64_t)((uint32_t)token & ~SHARD_COUNTS) : token;
+    if (!read || first == end) return;
+    warned = true;
+    warn("'%s': its texts begin with token %lld, the model ends texts with %lld; a new model of this data is "
+         "made with --set bos_token_id=%lld --set eos_token_id=%lld",
+         glob, (long long)first, (long long)end, (long long)first, (long long)first);
+}
+
 // Dies where the data was encoded with another tokenizer than that of the weights which the run starts from,
 // as far as both are known. Rank 0 alone reads the folder.
 static inline void run_check_tokenizer(const Run* run, const DataLoader* data, const char* glob) {
@@ -59,6 +82,7 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
     data->counts_documents = run->config.document_reset;
     data->windows = model_windows(&run->config);
     run_warn_vocabulary(run, data, glob);
+    run_warn_end_of_text(run, data, glob);
     run_check_tokenizer(run, data, glob);
 }
 

@@ -30,8 +30,11 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     if (run->mode == RUN_DRY) {
         PlanData data;
         plan_data_open(&data, &run->options, &run->config);
-        if (data.opened) run_warn_vocabulary(run, &data.loader, run->options.data);
-        if (data.opened) run_choose_order(run, &data.loader);
+        if (data.opened) {
+            run_warn_vocabulary(run, &data.loader, run->options.data);
+            run_warn_end_of_text(run, &data.loader, run->options.data);
+            run_choose_order(run, &data.loader);
+        }
         run->plan_data = &data;
         trainer->print_plan(run);
         run->plan_data = NULL;

@@ -74,6 +74,9 @@ equals "2 70000" "$(ids hash $scratch/ids/words_train_000000.bin | cut -d' ' -f1
 equals "1 65500 65501" "$(od -An -tu4 -v -j1024 -N12 $scratch/ids/words_train_000000.bin | xargs)"
 check "the trainer" fox --set vocab_size=70000 --set bos_token_id=1 --set eos_token_id=1 \
     --data $scratch/ids/words_train_000000.bin
+equals "" "$(grep "begin with token" $scratch/stderr)"
+check "without the data's end of text" fox --set vocab_size=70000 --data $scratch/ids/words_train_000000.bin
+said "words_train_000000.bin': its texts begin with token 1, the model ends texts with 69999" stderr
 dies "its vocabulary of 70000 is larger than the model's 257" fox --data $scratch/ids/words_train_000000.bin
 
 # the hash of a vocabulary, whatever has its names: a tokenizer of the program, an object, a list. Another tokenizer's
