@@ -39,10 +39,15 @@ typedef struct {
 static inline RunFolder run_folder_lock(const CommandLine* line) {
     Error err;
     RunFolder folder = {-1, NULL, 0};
+    char path[PATH_LENGTH];
     const char* out = line->options.out;
     if (line->options.resume && !out) die("--resume: from where? give --out DIR");
     const bool planned = line->mode == RUN_DRY && line->options.resume;
     if (!out || (line->mode != RUN_TRAIN && !planned)) return folder;
+    path_join(path, out, "trainer.json");
+    if (access(path, F_OK) == 0) // --resume would find no checkpoint in it, and start anew
+        die("--out %s: is a checkpoint: give the folder of its run, or begin another one with --resume-from",
+            out);
     if (!planned && !out_lock(out, &folder.lock, &err)) die("%s", err.msg);
     folder.count = checkpoint_list(out, &folder.steps, &err);
     if (folder.count < 0) die("%s", err.msg);

@@ -29,6 +29,11 @@ dies "--seq-len 32: the run in $run has 16, which cannot change when it resumes"
 check "nothing is changed" diff -r "$run" "$scratch/before"
 dies "has no checkpoint to resume from: give --model NAME or --init DIR" resume "$scratch/nowhere" --dry-run
 check "nor made" test ! -e "$scratch/nowhere"
+for how in --dry-run ""; do # a run would start anew in there
+    dies "--out $run/step_00000003: is a checkpoint: give the folder of its run" train --out "$run/step_00000003" --resume $how
+done
+dies "--out $run/step_00000003: is a checkpoint: give the folder of its run" train --out "$run/step_00000003"
+check "nothing is changed in it" diff -r "$run" "$scratch/before"
 
 # a newest folder without a model is passed over by --init, by the scripts, and by --resume
 dies "$run/step_00000003: config.json: model_type is " python3 scripts/hf/to_llama.py "$run" "$scratch/llama"
