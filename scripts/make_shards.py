@@ -570,6 +570,8 @@ def main():
     settings.vocab_size = max(vocab.values()) + 1
     settings.end_of_text = end = find_end_of_text(settings.tokenizer, vocab, settings.eot)
     characters, tokens = convert(settings, find_sources(settings.paths), encoder, text)
+    if settings.val_fraction and not os.path.exists(f"{settings.out}_val_000000.bin"):
+        print(f"warning: --val-fraction {settings.val_fraction}: no document is held out; give a larger one", file=sys.stderr)
     print(f"{characters / max(tokens, 1):.3f} characters a token; for the trainer: "
           f"--set vocab_size={settings.vocab_size} --set bos_token_id={end} --set eos_token_id={end}")
 

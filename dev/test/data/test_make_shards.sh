@@ -255,6 +255,13 @@ END
 check "pieces" $python $scratch/pieces.py $scratch/gpt2.json
 equals "" "$(cat $scratch/stdout)"
 
+# a draw may hold out no document: no shard, and a warning
+check "half held out" shards $scratch/words $scratch/p/drawn --val-fraction 0.5 $in/words.jsonl
+equals "" "$(cat $scratch/stderr)"
+check "none held out" shards $scratch/words $scratch/p/drawn --val-fraction 1e-9 $in/words.jsonl
+equals "warning: --val-fraction 1e-09: no document is held out; give a larger one" "$(cat $scratch/stderr)"
+check "nor an older shard" test ! -e $scratch/p/drawn_val_000000.bin
+
 # held-out documents do not depend on the number of processes
 for jobs in 1 3; do
     check "--jobs $jobs" shards $scratch/words $scratch/p/jobs$jobs --jobs $jobs --val-fraction 0.2 $in/words.jsonl
