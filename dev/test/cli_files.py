@@ -324,8 +324,8 @@ def check_names(folder, family):
     classes = "Transformer" if plain else "ForgettingTransformer"
     wanted = {
         "architectures": [classes + "ForCausalLM"],
-        "auto_map": {"Auto" + kind: file + "_fox." + classes + kind.replace("Model", "", kind != "Model") for kind, file in
-                     dict(Config="configuration", Model="modeling", ModelForCausalLM="modeling").items()},
+        "auto_map": {"Auto" + kind: "modeling_fox." + classes + kind.replace("Model", "", kind != "Model")
+                     for kind in ("Config", "Model", "ModelForCausalLM")},
         "model_type": ("transformer" if plain else "forgetting_transformer") + "-project_fox",
         "vocab_size": V, "hidden_size": d, "hidden_ratio": 3.5 if pro else 4, "intermediate_size": I,
         "num_hidden_layers": L, "num_heads": h, "num_kv_heads": None, "hidden_act": "swish", "window_size": None,

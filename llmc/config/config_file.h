@@ -90,7 +90,9 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
     config_put_always(c, i, w);
 }
 
-// auto_map names classes of the Python files beside config.json, for Hugging Face transformers.
+// auto_map names the classes of a Python file beside config.json, for Hugging Face transformers. It names the
+// model's file for the configuration, too: transformers 5 keeps one model a configuration class, and the class
+// of configuration_fox.py is the same in two folders of one name whose modeling_fox.py differ.
 static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter* w) {
     static const char* const classes[][2] = {{"AutoConfig", "Config"},
                                              {"AutoModel", "Model"}, // without lm_head
@@ -102,8 +104,7 @@ static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter
     char name[64];
     json_begin_object(w, "auto_map");
     for (int i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "%s.%.*s%s", i == 0 ? "configuration_fox" : file, family,
-                 model_class->architecture, classes[i][1]);
+        snprintf(name, sizeof name, "%s.%.*s%s", file, family, model_class->architecture, classes[i][1]);
         json_put_string(w, classes[i][0], name);
     }
     json_end(w);

@@ -61,8 +61,8 @@ def folder_of(checkpoint, out):
     for file in ["configuration_fox", *files]:
         shutil.copy(ROOT / f"llmc/checkpoint/hf/{file}.py", out)
     name = config["architectures"][0].replace("ForCausalLM", "")
-    config["auto_map"] = {"AutoConfig": f"configuration_fox.{name}Config", "AutoModel": f"{files[-1]}.{name}Model",
-                          "AutoModelForCausalLM": f"{files[-1]}.{name}ForCausalLM"}
+    config["auto_map"] = {auto: f"{files[-1]}.{name}{suffix}" for auto, suffix in dict(
+        AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM").items()}
     (out / "config.json").write_text(json.dumps(config))
     return out
 

@@ -278,7 +278,7 @@ static void test_bytes(void) {
     tokenizer_free(&bytes);
 }
 
-// auto_map names the classes of Python files in the folder that architectures names.
+// auto_map names the classes of a Python file in the folder that architectures names.
 static void test_auto_map(void) {
     static const char* const families[][3] = {{"fox-pro", "modeling_fox", "ForgettingTransformer"},
                                               {"transformer-llama", "modeling_fox", "Transformer"},
@@ -304,7 +304,7 @@ static void test_auto_map(void) {
                   json_parse_file(&j, in_out("config.json"), &err),
               "%s", err.msg);
         const int map = json_get(&j, 0, "auto_map");
-        snprintf(name, sizeof name, "configuration_fox.%sConfig", families[f][2]);
+        snprintf(name, sizeof name, "%s.%sConfig", families[f][1], families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
         snprintf(name, sizeof name, "%s.%sForCausalLM", families[f][1], families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);

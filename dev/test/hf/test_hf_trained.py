@@ -9,6 +9,7 @@ of layers, and Llama's folders both ways. The tokenizers byte and gpt2 are those
 text_to_shards. One line each; exit code 1 if any fails.
 """
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
-from transformers.dynamic_module_utils import get_imports, get_relative_imports
+from transformers.dynamic_module_utils import get_relative_imports
 
 from test_hf import (
     FIXTURES, FIXTURE_NAMES, ROOT, check_below, check_config, check_documents, check_generate, check_padding, compare, error,
@@ -78,13 +79,21 @@ def dump(folder, work):
     return dumped, windows[:-1].view(-1, 128), windows[1:].view(-1, 128)
 
 
-def check_python_files(checkpoint):
-    """AutoConfig and AutoTokenizer do without PyTorch, and the file of the model imports all others by itself."""
+def check_python_files(checkpoint, work):
+    """
+    The model's file imports all others by itself. A folder where it was edited runs its own, also behind a folder of the
+    same name.
+    """
     auto_map = json.loads((checkpoint / "config.json").read_text())["auto_map"]
-    configuration, model = (auto_map[name].split(".")[0] for name in ("AutoConfig", "AutoModelForCausalLM"))
-    assert "torch" not in get_imports(checkpoint / f"{configuration}.py")
+    [model] = {name.split(".")[0] for name in auto_map.values()}
     files = {path.stem for path in checkpoint.glob("*.py")}
     assert files == {model, *get_relative_imports(checkpoint / f"{model}.py")}, f"{files} beside {model}"
+    edited = work / f"edited-{checkpoint.parent.name}" / checkpoint.name
+    shutil.copytree(checkpoint, edited)
+    with open(edited / f"{model}.py", "a") as f:
+        f.write("\nEDITED = True\n")
+    opened = [type(open_model(folder, torch.float32)) for folder in (checkpoint, edited)]
+    assert [hasattr(sys.modules[kind.__module__], "EDITED") for kind in opened] == [False, True], "an edited model does not run"
 
 
 @torch.no_grad()
@@ -231,7 +240,7 @@ def check_trained(name, work):
     settings = [word for pair in switches + sizes + STACKS.get(name, []) for word in ("--set", pair)]
     preset = name.removesuffix("-lower-bound") if is_recurrent(config) else "fox-pro" if name in STACKS else "fox-llama"
     checkpoint = train(work, name, "--model", preset + "-nano", *settings)
-    check_python_files(checkpoint)
+    check_python_files(checkpoint, work)
     dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)
     # transformers 5 refuses layer_types of its own accord, without the class of this folder

@@ -1,6 +1,6 @@
 """
 The configurations of the Forgetting Transformer and of all models to compare it with, for Hugging Face transformers: the
-keys of config.json, whose auto_map names this file for each of them. It needs no PyTorch.
+keys of config.json. The file of each model imports them.
 """
 import copy
 import math

@@ -2,9 +2,9 @@
 What makes a checkpoint folder one that Hugging Face transformers opens, beside config.json and
 model.safetensors:
 
-    configuration_fox.py      the keys of config.json; its auto_map names this file and a modeling file
-    modeling_fox.py           the model in PyTorch
-    modeling_recurrent.py     with the recurrent baselines: auto_map names it in place of modeling_fox.py
+    configuration_fox.py      the keys of config.json
+    modeling_fox.py           the model in PyTorch, which config.json's auto_map names
+    modeling_recurrent.py     with the recurrent baselines, which then auto_map names
     modeling_stack.py         with layer_types, likewise
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people

@@ -3,7 +3,7 @@ The Forgetting Transformer (FoX, https://arxiv.org/abs/2503.02130) and its Trans
 Face transformers, 4.44 and later: model, cache and generation. It computes what the trainer computes, from its
 config.json (configuration_fox.py) and model.safetensors, on CPU and GPU, in fp32 and bf16.
 
-With both files beside the weights, and named in the auto_map of config.json:
+With both files beside the weights, and this one named in the auto_map of config.json:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
