@@ -161,6 +161,18 @@ class TestZeroShot(TaskCase):
         write_shard(self.tmp / "empty.bin", [])
         self.dies("empty.bin: contains no tokens", script, "copy", *new, "--data", self.tmp / "empty.bin")
 
+    def test_other_tokenizer(self):
+        model, shard = self.model(), self.tmp / "text_val_000000.bin"
+        write_shard(shard, self.ids)
+        zero_shot.HeldOut(str(shard), model)  # no tokenizer is known
+        beside = self.tmp / "text_tokenizer.json"
+        for path, vocab in (beside, {"a": 0, "b": 1}), (model / "tokenizer.json", {"b": 1, "a": 0}):
+            path.write_text(json.dumps({"model": {"vocab": vocab, "dropout": len(vocab)}}))
+            zero_shot.HeldOut(str(shard), model)  # of one alone, and of both
+        beside.write_text(json.dumps({"model": {"vocab": {"a": 1, "b": 0}}}))
+        self.dies("text_tokenizer.json, not with the model's tokenizer", "tasks/zero_shot.py", "copy", "--init", model,
+                  "--data", shard, "--trainer", SOLVER, "--out", self.tmp / "none.json")
+
     @needs_plots
     def test_pictures(self):
         for task in zero_shot.TASKS:

@@ -25,27 +25,40 @@ missing there.
 import glob
 import itertools
 import random
+import re
 import struct
 import sys
 from collections import namedtuple
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, counted, run  # noqa: E402
+from fox import Error, counted, read_json, run  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers, task_parser, training_length  # noqa: E402
 
 SPACE = 128  # tokens of text behind each stale copy
 
 
+def vocabulary(path):
+    """The tokens of a tokenizer.json; None: it has none."""
+    model = read_json(path).get("model")
+    return model.get("vocab") if isinstance(model, dict) else None
+
+
 class HeldOut:
     """Tokens of shards, in pieces from random places."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern, model=None):
+        """model: the folder of a model. Shards of another tokenizer than its own are an Error, where both are known."""
         paths = sorted(path for part in pattern.split(",")  # as the trainer's --val-data
                        for path in ([part] if Path(part).exists() else glob.glob(part)))
         self.shards = [self.read(path) for path in paths]
         if not self.shards:
             raise Error(f"--data {pattern}: no file matches")
+        tokenizers = [Path(file) for file in sorted({re.sub(r"_[a-z]+_\d+\.bin$", "_tokenizer.json", path) for path in paths})]
+        own = model and Path(model) / "tokenizer.json"
+        for file in tokenizers if own and own.exists() else []:
+            if file.suffix == ".json" and file.exists() and vocabulary(file) != vocabulary(own):
+                raise Error(f"--data {pattern}: encoded with {file}, not with the model's tokenizer; encode the text with that one")
         self.pattern, self.places = pattern, {}
 
     def read(self, path):
@@ -169,7 +182,7 @@ def main():
     samples = Samples(options.out, settings, (task.series, task.x, "sample"))
     series, values = getattr(options, task.series_option), getattr(options, task.x_option)
     wanted = list(itertools.product(series, values, range(options.samples)))
-    data = HeldOut(options.data)
+    data = HeldOut(options.data, options.init)
 
     def make(key):
         seed = (key[0], key[2]) if options.task == "corrupted" else key  # the same text for all shares
