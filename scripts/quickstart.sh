@@ -3,7 +3,7 @@
 #
 #   model    1.15 M parameters without the input embedding, byte vocabulary, context 512
 #   data     1.75 Mi tokens of 16 MB of headers, one token per byte, less than one epoch
-#   compute  8.5 MFLOP per token, 16 TFLOP in total: 99 s at 158 GFLOP/s (2 cores with AVX2, 18,600 tokens/s)
+#   compute  8.5 MFLOP per token, 16 TFLOP in total: 99 s at 158 GFLOP/s (2 cores held to AVX2, 18,600 tokens/s)
 #   memory   150 MiB
 #
 # Trains half of the steps, then resumes from the checkpoint as after a crash, prints samples from the first 64 steps on, and

@@ -91,8 +91,8 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
 }
 
 // auto_map names the classes of a Python file beside config.json, for Hugging Face transformers. It names the
-// model's file for the configuration, too: transformers 5 keeps one model a configuration class, and the class
-// of configuration_fox.py is the same in two folders of one name whose modeling_fox.py differ.
+// model's file for the configuration, too: transformers 5 keeps one model class for each configuration class, and
+// configuration_fox.py would give the same one to two folders of one name whose modeling_fox.py differ.
 static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter* w) {
     static const char* const classes[][2] = {{"AutoConfig", "Config"},
                                              {"AutoModel", "Model"}, // without lm_head

@@ -347,7 +347,7 @@ static inline void exchange_sums(Exchange* e, StepStats* stats, unsigned long lo
 }
 
 // Called before AdamW: zeroes the weights in fp32, so that a sum over ranks gathers them. AdamW writes them
-// again but in a step that is not valid, after which they are 0 and the run ends.
+// again, except in a step that is not valid: then they stay 0, and the run ends.
 static inline void exchange_begin_update(const Exchange* e, float* weights_fp32, cudaStream_t main) {
     size_t count = (size_t)e->fp32_begin[e->shard.num_buckets];
     CUDA_CHECK(cudaMemsetAsync(weights_fp32, 0, count * sizeof(float), main));

@@ -39,11 +39,11 @@ typedef struct {
 
 #define SAMPLER_ONE 1099511627776.0 // 2^40, the weight of the most likely token
 
-// Scratch [V] of a draw
+// Scratch of one draw, [V] each
 typedef struct {
     uint64_t* order;  // a heap of keys, followed by the keys popped off it, that of the most likely last
     uint64_t* weight; // of each id
-} Sampler;
+} SamplerScratch;
 
 // The most likely token. -1 if a logit is NaN or the largest one is infinite, which is not a distribution.
 static inline int64_t sampler_argmax(const float* logits, int64_t V) {
@@ -80,14 +80,14 @@ RANDOM_FUNCTION uint64_t sampler_target(const SamplerSettings* s, uint64_t count
 
 // Pops the most likely of the n tokens in the heap, stores its key behind the n - 1 that remain, and returns
 // its weight.
-static inline uint64_t sampler_pop(const Sampler* s, int64_t n) {
+static inline uint64_t sampler_pop(const SamplerScratch* s, int64_t n) {
     uint64_t key = heap_pop(s->order, &n);
     s->order[n] = key;
     return s->weight[(uint32_t)key];
 }
 
 // Cuts to top-k, then top-p, then min-p: returns the key of the last token that is kept.
-static inline uint64_t sampler_cut(const Sampler* s, const SamplerSettings* cut, int64_t V) {
+static inline uint64_t sampler_cut(const SamplerScratch* s, const SamplerSettings* cut, int64_t V) {
     bool cut_k = cut->top_k > 0 && cut->top_k < V;
     if (!cut_k && cut->top_p >= 1 && cut->min_p <= 0) return UINT64_MAX;
     for (int64_t n = 0; n < V;) heap_push(s->order, &n, s->order[n]);
@@ -113,7 +113,7 @@ static inline int64_t sampler_next(const Draw* draw, const float* logits, int64_
     int64_t best = sampler_argmax(logits, V), drawn = -1;
     if (best < 0 || settings->temperature == 0) return best;
     uint64_t* scratch = (uint64_t*)xcalloc(2 * (size_t)V, sizeof *scratch);
-    const Sampler s = {scratch, scratch + V};
+    const SamplerScratch s = {scratch, scratch + V};
     for (int64_t i = 0; i < V; i++) {
         s.order[i] = sampler_key(logits[i], i);
         s.weight[i] = sampler_weight(logits[i], logits[best], settings->temperature);

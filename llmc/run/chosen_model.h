@@ -219,11 +219,12 @@ static inline Config model_choose(const Options* o, const Config* known, Recipe*
         die("--recipe %s: trains a preset: give it with --model, without --init",
             recipe_name((RecipeName)o->recipe));
     if (o->init) {
-        if (!known) init_check(o->init);
-        if (known)
+        if (known) {
             c = *known;
-        else if (!config_read(&c, o->init, &err))
-            die("%s", err.msg);
+        } else {
+            init_check(o->init);
+            if (!config_read(&c, o->init, &err)) die("%s", err.msg);
+        }
         *recipe = config_nearest_recipe(&c);
     } else {
         if (!o->model && o->resume && o->out)

@@ -35,8 +35,9 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
 }
 
 // Warns of a token stream whose texts begin with another token than the model's end of text: the model would
-// begin its own texts, and those that it scores, with a token that it does not meet. Only streams that a
-// conversion wrote begin with it. An unreadable shard is reported where it is used.
+// begin its own texts, and those that it scores, with a token that it never sees in training. Only streams
+// that a conversion wrote (set_shards) are known to begin with end of text. An unreadable shard is reported where
+// it is used.
 static inline void run_warn_end_of_text(const Run* run, const DataLoader* data, const char* glob) {
     static bool warned; // of training and held-out data once
     const DataShard* shard = &data->set.shards[0];

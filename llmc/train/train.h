@@ -191,7 +191,7 @@ static inline void training_save(Training* t) {
         training_die_unsaved(t, t->world->rank == 0, &err);
     json_writer_free(&options);
     free(recipe), free(fp8_record);
-    t->votes.written = 0; // of the checkpoint before; with a step in flight these votes are read again
+    t->votes.written = 0; // votes of the checkpoint before; with a step in flight they are read again
     t->saving_waited = seconds_now() - start;
 }
 

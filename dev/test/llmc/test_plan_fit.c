@@ -1,6 +1,6 @@
 /*
-Tests plan_fit of llmc/plan/plan.h without gradients: a pass fits where its activations do, and the weights in
-fp32 that are in their place while these are read.
+Tests plan_fit of llmc/plan/plan.h without gradients: a pass fits where its activations do, and where the
+fp32 weights do, which are in their place while a checkpoint is read.
 */
 #include "../../../llmc/plan/plan.h"
 #include "../check.h"

@@ -9,7 +9,7 @@ enum { V = 40, DRAWS = 200000 };
 
 static float logits[V];
 
-static SamplerSettings sampler(double temperature, int64_t top_k, double top_p, uint64_t seed) {
+static SamplerSettings settings_of(double temperature, int64_t top_k, double top_p, uint64_t seed) {
     const SamplerSettings settings = {temperature, top_k, top_p, 0, seed};
     return settings;
 }
@@ -49,7 +49,7 @@ static void exact_probabilities(const SamplerSettings* s, double p[V]) {
 // deviations would be passed by chance in one of 1.7 million tokens; the draws are those of one seed, so the
 // outcome is fixed.
 static void check_frequencies(double temperature, int64_t top_k, double top_p, double min_p) {
-    SamplerSettings s = sampler(temperature, top_k, top_p, 99);
+    SamplerSettings s = settings_of(temperature, top_k, top_p, 99);
     s.min_p = min_p;
     double p[V];
     int64_t counts[V] = {0};
@@ -77,41 +77,41 @@ static uint64_t tokens_drawn(SamplerSettings s, const float* from, int n) {
 static void test_cuts(void) {
     const float even[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     const float halves[4] = {(float)log(0.125), (float)log(0.5), (float)log(0.125), (float)log(0.25)};
-    CHECK(tokens_drawn(sampler(1, 0, 1, 1), even, 8) == 0xff, "no cut draws from all");
-    CHECK(tokens_drawn(sampler(1, 3, 1, 1), even, 8) == 0x07, "of equals the lowest ids are kept");
-    CHECK(tokens_drawn(sampler(1, 8, 1, 1), even, 8) == 0xff, "top-k of V");
-    CHECK(tokens_drawn(sampler(1, 1000, 1, 1), even, 8) == 0xff, "top-k beyond V");
-    CHECK(tokens_drawn(sampler(1, 1, 1, 1), halves, 4) == 0x2, "top-k of 1");
-    CHECK(tokens_drawn(sampler(1, 0, 0, 1), halves, 4) == 0x2, "top-p of 0 keeps one");
-    CHECK(tokens_drawn(sampler(1, 0, 0.25, 1), even, 8) == 0x3, "top-p reached exactly");
-    CHECK(tokens_drawn(sampler(1, 0, 0.2501, 1), even, 8) == 0x7, "top-p passed");
-    CHECK(tokens_drawn(sampler(1, 0, 0.7, 1), halves, 4) == 0xa, "top-p of 0.7");
-    CHECK(tokens_drawn(sampler(1, 0, 0.8, 1), halves, 4) == 0xb, "top-p of 0.8");
+    CHECK(tokens_drawn(settings_of(1, 0, 1, 1), even, 8) == 0xff, "no cut draws from all");
+    CHECK(tokens_drawn(settings_of(1, 3, 1, 1), even, 8) == 0x07, "of equals the lowest ids are kept");
+    CHECK(tokens_drawn(settings_of(1, 8, 1, 1), even, 8) == 0xff, "top-k of V");
+    CHECK(tokens_drawn(settings_of(1, 1000, 1, 1), even, 8) == 0xff, "top-k beyond V");
+    CHECK(tokens_drawn(settings_of(1, 1, 1, 1), halves, 4) == 0x2, "top-k of 1");
+    CHECK(tokens_drawn(settings_of(1, 0, 0, 1), halves, 4) == 0x2, "top-p of 0 keeps one");
+    CHECK(tokens_drawn(settings_of(1, 0, 0.25, 1), even, 8) == 0x3, "top-p reached exactly");
+    CHECK(tokens_drawn(settings_of(1, 0, 0.2501, 1), even, 8) == 0x7, "top-p passed");
+    CHECK(tokens_drawn(settings_of(1, 0, 0.7, 1), halves, 4) == 0xa, "top-p of 0.7");
+    CHECK(tokens_drawn(settings_of(1, 0, 0.8, 1), halves, 4) == 0xb, "top-p of 0.8");
     // of 0.5 and 0.25, the first has two thirds
-    CHECK(tokens_drawn(sampler(1, 2, 0.6, 1), halves, 4) == 0x2, "top-p is a share of what top-k leaves");
-    CHECK(tokens_drawn(sampler(1, 2, 0.7, 1), halves, 4) == 0xa, "top-p is a share of what top-k leaves");
+    CHECK(tokens_drawn(settings_of(1, 2, 0.6, 1), halves, 4) == 0x2, "top-p is a share of what top-k leaves");
+    CHECK(tokens_drawn(settings_of(1, 2, 0.7, 1), halves, 4) == 0xa, "top-p is a share of what top-k leaves");
 }
 
 static void test_temperature(void) {
     const float ties[5] = {1, 3, 2, 3, -INFINITY}, one[1] = {-5};
-    CHECK(tokens_drawn(sampler(0, 0, 1, 1), ties, 5) == 0x2,
+    CHECK(tokens_drawn(settings_of(0, 0, 1, 1), ties, 5) == 0x2,
           "0 takes the most likely token, of equals the lowest id");
-    CHECK(tokens_drawn(sampler(1e-6, 0, 1, 1), ties, 5) == 0xa, "near 0 the others are never drawn");
-    CHECK(tokens_drawn(sampler(1e-320, 0, 1, 1), ties, 5) == 0xa, "denormal");
-    CHECK(tokens_drawn(sampler(100, 0, 1, 1), ties, 5) == 0xf, "100 draws all but the impossible one");
-    CHECK(tokens_drawn(sampler(100, 5, 1, 1), ties, 5) == 0xf, "impossible though within top-k");
-    CHECK(tokens_drawn(sampler(100, 4, 0.999, 1), ties, 5) == 0xf, "both cuts");
-    CHECK(tokens_drawn(sampler(1, 0, 1, 1), one, 1) == 0x1, "one token to choose from");
-    CHECK(tokens_drawn(sampler(1, 1, 0.5, 1), one, 1) == 0x1, "one token to choose from, with cuts");
+    CHECK(tokens_drawn(settings_of(1e-6, 0, 1, 1), ties, 5) == 0xa, "near 0 the others are never drawn");
+    CHECK(tokens_drawn(settings_of(1e-320, 0, 1, 1), ties, 5) == 0xa, "denormal");
+    CHECK(tokens_drawn(settings_of(100, 0, 1, 1), ties, 5) == 0xf, "100 draws all but the impossible one");
+    CHECK(tokens_drawn(settings_of(100, 5, 1, 1), ties, 5) == 0xf, "impossible though within top-k");
+    CHECK(tokens_drawn(settings_of(100, 4, 0.999, 1), ties, 5) == 0xf, "both cuts");
+    CHECK(tokens_drawn(settings_of(1, 0, 1, 1), one, 1) == 0x1, "one token to choose from");
+    CHECK(tokens_drawn(settings_of(1, 1, 0.5, 1), one, 1) == 0x1, "one token to choose from, with cuts");
     const float far[3] = {3e38f, -3e38f, 3e38f};
-    CHECK(tokens_drawn(sampler(1, 0, 1, 1), far, 3) == 0x5, "no overflow");
+    CHECK(tokens_drawn(settings_of(1, 0, 1, 1), far, 3) == 0x5, "no overflow");
 }
 
 static void test_not_a_distribution(void) {
     const float bad[4][3] = {{0, NAN, 1}, {NAN, 0, 1}, {0, INFINITY, 1}, {-INFINITY, -INFINITY, -INFINITY}};
     for (int i = 0; i < 4; i++) {
         for (int temperature = 0; temperature < 2; temperature++) {
-            const SamplerSettings s = sampler(temperature, 2, 0.9, 1);
+            const SamplerSettings s = settings_of(temperature, 2, 0.9, 1);
             CHECK(draw_next(&s, bad[i], 3, 0) == -1, "case %d, temperature %d", i, temperature);
         }
     }
@@ -119,7 +119,7 @@ static void test_not_a_distribution(void) {
 
 // A draw depends on seed and counter alone.
 static void test_reproducible(void) {
-    const SamplerSettings s = sampler(1, 20, 0.95, 7), other = sampler(1, 20, 0.95, 8);
+    const SamplerSettings s = settings_of(1, 20, 0.95, 7), other = settings_of(1, 20, 0.95, 8);
     int differ = 0;
     for (uint64_t i = 0; i < 100; i++) {
         int64_t id = draw_next(&s, logits, V, i);
@@ -135,7 +135,7 @@ static void test_large(void) {
     enum { LARGE = 50257 };
     float* large = (float*)xcalloc(LARGE, sizeof *large);
     for (int i = 0; i < LARGE; i++) large[i] = (float)random_normal(3, 0, (uint64_t)i);
-    const SamplerSettings s = sampler(0.8, 50, 1, 11);
+    const SamplerSettings s = settings_of(0.8, 50, 1, 11);
     for (uint64_t i = 0; i < 20; i++) {
         int64_t id = draw_next(&s, large, LARGE, i), likelier = 0;
         for (int k = 0; k < LARGE; k++) likelier += large[k] > large[id];

@@ -44,6 +44,14 @@ def vocabulary(path):
     return model.get("vocab") if isinstance(model, dict) else None
 
 
+def check_tokenizer(paths, own):
+    """An Error if the tokenizer beside a shard has other tokens than the model's, the file `own`; either may be missing."""
+    beside = {re.sub(r"_[a-z]+_\d+\.bin$", "_tokenizer.json", path) for path in paths} - {*paths}
+    for file in sorted(beside) if own.exists() else []:
+        if Path(file).exists() and vocabulary(file) != vocabulary(own):
+            raise Error(f"--data: encoded with {file}, not with the model's tokenizer; encode the text with that one")
+
+
 class HeldOut:
     """Tokens of shards, in pieces from random places."""
 
@@ -54,11 +62,8 @@ class HeldOut:
         self.shards = [self.read(path) for path in paths]
         if not self.shards:
             raise Error(f"--data {pattern}: no file matches")
-        tokenizers = [Path(file) for file in sorted({re.sub(r"_[a-z]+_\d+\.bin$", "_tokenizer.json", path) for path in paths})]
-        own = model and Path(model) / "tokenizer.json"
-        for file in tokenizers if own and own.exists() else []:
-            if file.suffix == ".json" and file.exists() and vocabulary(file) != vocabulary(own):
-                raise Error(f"--data {pattern}: encoded with {file}, not with the model's tokenizer; encode the text with that one")
+        if model:
+            check_tokenizer(paths, Path(model) / "tokenizer.json")
         self.pattern, self.places = pattern, {}
 
     def read(self, path):
