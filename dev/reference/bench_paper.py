@@ -57,13 +57,20 @@ def paper_model(config):
     return model
 
 
+def causal_attention(module, q, k, v, mask, scaling=None, **_):
+    """transformers' own sdpa, compiled by PyTorch before 2.14, has a mask of T x T, which flash kernels do not take."""
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+    return y.transpose(1, 2), None
+
+
 def llama_model(config, T):
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    AttentionInterface.register("causal", causal_attention)  # a name without a function for masks gets none
     keys = ("vocab_size", "hidden_size", "num_hidden_layers")
     model = LlamaForCausalLM(LlamaConfig(
         **{key: config[key] for key in keys}, intermediate_size=fox.intermediate_size(argparse.Namespace(**config)),
         num_attention_heads=config["num_heads"], num_key_value_heads=config["num_heads"], max_position_embeddings=T,
-        rms_norm_eps=config["norm_eps"], attn_implementation="sdpa")).bfloat16()
+        rms_norm_eps=config["norm_eps"], attn_implementation="causal")).bfloat16()
     return torch.compile(model)
 
 

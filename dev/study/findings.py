@@ -250,7 +250,15 @@ def beyond(report):
     fox, other = (statistics.fmean(pair[k][-1] - pair[k][-2] for pair in means) for k in range(2))
     return (f"**A context longer than in training.** From {contexts[-2]:,} to {contexts[-1]:,} tokens in front of the same "
             f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE with base "
-            f"500,000, and nothing done to extend it).")
+            f"500,000, and nothing done to extend it).{with_yarn(report)}")
+
+
+def with_yarn(report):
+    """A sentence on Transformers whose RoPE is extended; "": none."""
+    leads = {name.removeprefix("again_"): report.lead_over(runs, "yarn")
+             for (name, *ways), runs in report.extended().items() if "yarn" in ways}
+    found = "; ".join(f"{name.replace(OTHER, FOX)} minus {name} {verdict(lead)}" for name, lead in leads.items() if lead)
+    return f" Where YaRN extends it, to {LONGEST:,} tokens: {found} ([table](#what-a-longer-context-is-worth))." if found else ""
 
 
 def beside(report, models):

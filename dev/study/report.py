@@ -292,17 +292,30 @@ class Report:
     def table_registered(self):
         return registered.lines(self)
 
-    def table_window(self):
-        """Transformers beyond the training length as they are, with a window of this length, and with YaRN."""
+    def extended(self):
+        """Transformers that were measured beyond the training length in other ways, too, "window" and "yarn":
+        {(model, *ways): [run]}, so that the runs of one mean are the same in all ways."""
         groups = {}
         for r in self.results.values():
-            if r.get("window") or r.get("yarn"):
-                name = r["name"].rpartition("_")[0]
-                groups.setdefault(f"{name.removeprefix('again_')}{', again' * name.startswith('again_')}", []).append(r)
-        evals = lambda runs: (runs, *([{"eval": r[way]} for r in runs if r.get(way)] for way in ("window", "yarn")))
-        rows = [(name, len(runs), *(error_of(map(loss_beyond, found), sign="") if found else "" for found in evals(runs)))
-                for name, runs in groups.items()]
-        return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN"), *(rows or [(NONE, "", "", "", "")]))
+            if ways := [way for way in ("window", "yarn") if r.get(way)]:
+                groups.setdefault((r["name"].rpartition("_")[0], *ways), []).append(r)
+        return dict(sorted(groups.items()))
+
+    def lead_over(self, runs, way):
+        """The loss beyond the training length of FoX, with as many heads and of the same seed, minus that of Transformers
+        measured in a way, by run."""
+        both = [(self.results.get(r["name"].replace(*reversed(PAIR))), r) for r in runs]
+        return [loss_beyond(f) - loss_beyond({"eval": r[way]}) for f, r in both if f]
+
+    def table_window(self):
+        rows = []
+        for (name, *ways), runs in self.extended().items():
+            losses = {way: error_of([loss_beyond({"eval": r[way]}) for r in runs], sign="") for way in ("eval", *ways)}
+            leads = ", ".join(error_of(lead) for way in losses if (lead := self.lead_over(runs, way)))
+            title = f"{name.removeprefix('again_')}{', again' * name.startswith('again_')}"
+            rows.append((title, len(runs), *(losses.get(way, "") for way in ("eval", "window", "yarn")), leads))
+        return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN", "FoX minus each"),
+                     *(rows or [(NONE, "", "", "", "", "")]))
 
     def table_fp8(self):
         return [line for name in ("fox-pro-fp8", "fox-pro-fp8-whole") for line in (self.cost_of_fp8(name), "")][:-1]
