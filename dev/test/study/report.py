@@ -126,6 +126,7 @@ write({**result("transformer-pro-4heads_11", 11, 1.75, 2.5, 4), **beyond})
 write({**result("again_transformer-pro_11", 11, 2, 2.5, 4), "window": beyond["window"]})
 write({**result("again_transformer-pro_12", 12, 2, 2.5, 4), **beyond})
 write(result("again_fox-pro_11", 11, 1.91, 2.8, 1))
+write(result("again_fox-pro_12", 12, 1.91, 2.8, 1))
 for k, (lr, loss) in enumerate([(1e-3, 3), (2e-3, 2), (5e-3, 2.5)]):
     write(result(f"lr_fox-pro_{['1e-3', '2e-3', '5e-3'][k]}", 1, loss, 3, 1, lr))
 assert run().returncode == 0
@@ -148,10 +149,11 @@ assert variants["transformer-pro-4heads minus transformer-pro"] == ["1", "-0.250
 crossed = {row[0]: row[1:] for row in rows(page, "pairs")[2:]}
 assert crossed["fox-pro minus transformer-pro-4heads"] == ["1", "+0.1500", "+0.1500", "+0.3000", "4.00 (1)"], crossed
 assert crossed["8 more"][1] == "no run yet" and len(crossed) == 3, crossed
-assert rows(page, "window")[2:] == [  # the seeds of a row have all that it has; again_fox-pro_11 is there alone
+assert rows(page, "window")[2:] == [  # the seeds of a row have all that it has
     ["transformer-pro, again", "1", "2.5000", "2.0833", "", "+0.3000, +0.7167"],
-    ["transformer-pro, again", "1", "2.5000", "2.0833", "0.7500", ""],
+    ["transformer-pro, again", "1", "2.5000", "2.0833", "0.7500", "+0.3000, +0.7167, +2.0500"],
     ["transformer-pro-4heads", "1", "2.5000", "2.0833", "0.7500", ""]], rows(page, "window")
+assert "to 65,536 tokens: fox-pro minus transformer-pro +2.050 nats in 1 pair, too few to say more ([table]" in page
 assert "The command of fox-pro_11 again: validation loss 1.9100, first 1.9000, a difference of +0.0100" in page
 assert variants["13 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
