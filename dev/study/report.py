@@ -182,16 +182,18 @@ class Report:
                 *self.again()]
 
     def again(self):
-        """Lines on the runs that were repeated, to see whether their results come out again."""
+        """The runs that were repeated to see whether their results come out again."""
+        rows = []
         for line in self.lines:
             run, command = self.results.get(line.name), line.name.removeprefix("again_")
             first = self.results.get(f"confirm_{command}") or self.results.get(command)
             if command != line.name and run and first:
                 family = next(name for name in PAIR if command.startswith(name))
                 noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(family)] or [math.nan])
-                yield from ("", f"The command of {first['name']} again: validation loss {run['val_loss']:.4f}, first "
-                            f"{first['val_loss']:.4f}, a difference of {run['val_loss'] - first['val_loss']:+.4f}; repeats of "
-                            f"{family} differ by {noise:.4f} (rms).")
+                losses = first["val_loss"], run["val_loss"]
+                rows.append((first["name"], *(f"{loss:.4f}" for loss in losses), f"{losses[1] - losses[0]:+.4f}", f"{3 * noise:.4f}"))
+        return rows and ["", *table(("command run again", "first validation loss", "second", "difference",
+                                     "limit: 3 times the rms of repeats"), *rows)]
 
     def table_documents(self):
         rows, chose = [], [[], []]  # differences within the training length of documents that chose the learning rates, or not
