@@ -26,7 +26,7 @@ class Missing(Exception):
 def text(report):
     """Lines of Markdown."""
     sentences = []
-    for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, losses, hours, beyond,
+    for finding in (rates, recall, overwritten, packed, by_context, by_step, near, conflict, far, copies, losses, hours, beyond,
                     separates, other_pairs, variants, recurrent, pruning, half_lives):
         try:
             sentences.append(f"- {finding(report)}")
@@ -227,6 +227,16 @@ def far(report):
             f"{show(TRAINED)}; {show(63488)}. Cut to its training length {OTHER} would see nothing of these.")
 
 
+def copies(report):
+    """The second study's models."""
+    show = lambda name, base, gap: verdict(require(report.copies(name, base).get(gap)))
+    four = "fox-pro-4heads", "transformer-pro-4heads"
+    starts = "; ".join(f"{name} {show(name, FOX, LONGEST)}" for name in registered.STARTS)
+    return ("**Recall of other models,** the fall of a copy's loss ([all](#tasks)). With four heads in both: after 4,096 tokens "
+            f"{show(*four, 4096)}; after {TRAINED:,}: {show(*four, TRAINED)}. fox-pro-rope minus {OTHER} after {TRAINED:,}: "
+            f"{show('fox-pro-rope', OTHER, TRAINED)}. Gates that begin long minus plain ones after {LONGEST:,}: {starts}.")
+
+
 def losses(report):
     within, beyond = (statistics.fmean(differences(report, loss)) for loss in (loss_within, loss_beyond))
     return (f"**Loss,** {FOX} minus {OTHER}: {within:+.3f} nats within the training length, {beyond:+.3f} from there to "
@@ -249,23 +259,25 @@ def beyond(report):
     require(len(contexts) > 1 and contexts[-1] > TRAINED)
     fox, other = (statistics.fmean(pair[k][-1] - pair[k][-2] for pair in means) for k in range(2))
     return (f"**A context longer than in training.** From {contexts[-2]:,} to {contexts[-1]:,} tokens in front of the same "
-            f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE with base "
-            f"500,000, and nothing done to extend it).{with_yarn(report)}")
+            f"{targets:,} targets their loss changes by {fox:+.3f} nats of {FOX}, by {other:+.3f} of {OTHER} (RoPE, base "
+            f"500,000, not extended).{with_yarn(report)}")
 
 
 def with_yarn(report):
     """A sentence on Transformers whose RoPE is extended; "": none."""
-    leads = {name.removeprefix("again_"): report.lead_over(runs, "yarn")
+    leads = {name.removeprefix("again_"): [report.lead_over(runs, way) for way in ("yarn", "eval")]
              for (name, *ways), runs in report.extended().items() if "yarn" in ways}
-    found = "; ".join(f"{name.replace(OTHER, FOX)} minus {name} {verdict(lead)}" for name, lead in leads.items() if lead)
+    found = "; ".join(f"{name.replace(OTHER, FOX)} minus {name} {verdict(lead)} ({statistics.fmean(without):+.3f} without)"
+                      for name, (lead, without) in leads.items() if lead)
     return f" Where YaRN extends it, to {LONGEST:,} tokens: {found} ([table](#what-a-longer-context-is-worth))." if found else ""
 
 
 def beside(report, models):
     """The validation loss of models [(name, base)] minus that of their bases, and beyond the training length."""
     found = [(name, base, both) for name, base in models if (both := report.both(name, base))]
-    return "; ".join(f"{name} minus {base} {verdict([a['val_loss'] - b['val_loss'] for a, b in both])}, beyond the training "
-                     f"length {verdict([loss_beyond(a) - loss_beyond(b) for a, b in both])}"
+    show = lambda loss, both: verdict([loss(a) - loss(b) for a, b in both], digits=4)
+    return "; ".join(f"{name} minus {base} {show(lambda r: r['val_loss'], both)}, beyond the training length "
+                     f"{show(loss_beyond, both)}"
                      for name, base, both in require(found))
 
 

@@ -25,10 +25,10 @@ import paper_code
 import pictures
 import plan
 import registered
-from common import Parser, counted, paired, run, write_file
-from measures import (CROSSED, NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone, by_package,
-                      cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within, mean_in,
-                      mean_share, reach_ratio, rms, table)
+from common import MIN_PAIRS, Parser, counted, paired, run, write_file
+from measures import (CROSSED, LONGEST, NEEDLES, NONE, OTHER_PAIRS, PAIR, PRIMARY, SEEDS, TASKS, TRAINED, VALIDATED, alone,
+                      by_package, cell_of, collapsed, comparable, error_of, first_below, gpu_of, holm, loss_beyond, loss_within,
+                      mean_in, mean_share, reach_ratio, rms, table)
 from packed import Packed
 from plan import HERE, ROOT, Error, read_json
 
@@ -61,16 +61,16 @@ class Report:
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
 
     def table_state(self):
-        done, edges = len(self.all_results), sum(line.measures == "edge" for line in self.all_lines)
+        done, edges = len(self.all_results), sum(line.measures == "edge" and line.name not in self.with_diverged for line in self.all_lines)
         hours = sum(r["validations"][-1]["hours"] for r in self.all_results.values() if alone(r))
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
         diverged = [f"{name} ({r['diverged']})" for name, r in self.with_diverged.items() if "diverged" in r]
         shared = sum(not alone(r) for r in self.all_results.values())
         where = ", ".join(f"{n} on {gpu}" for gpu, n in gpus.most_common())
+        left = f" {edges} of the others would only be needed where the best learning rate lies at an edge." if edges else ""
         return [f"{done} of {counted(len(self.all_lines), 'run')} are done{': ' + where if where else ''}; {hours:.1f} GPU-hours of "
-                f"training steps of runs alone on their GPU. {edges} of the runs are needed only where the best learning rate lies "
-                "at an edge."
+                f"training steps of runs alone on their GPU.{left}"
                 + (f" {counted(shared, 'run')} shared a GPU, and their times do not count." if shared else "")
                 + (f" Diverged: {', '.join(diverged)}." if diverged else "")
                 + (f" Measures that failed: {', '.join(lost)}." if lost else "")]
@@ -190,8 +190,8 @@ class Report:
             if command != line.name and run and first:
                 family = next(name for name in PAIR if command.startswith(name))
                 noise = rms([a["val_loss"] - b["val_loss"] for a, b in self.repeats(family)] or [math.nan])
-                losses = first["val_loss"], run["val_loss"]
-                rows.append((first["name"], *(f"{loss:.4f}" for loss in losses), f"{losses[1] - losses[0]:+.4f}", f"{3 * noise:.4f}"))
+                cells = (f"{r['val_loss']:.4f}" for r in (first, run))
+                rows.append((first["name"], *cells, f"{run['val_loss'] - first['val_loss']:+.4f}", f"{3 * noise:.4f}"))
         return rows and ["", *table(("command run again", "first validation loss", "second", "difference",
                                      "limit: 3 times the rms of repeats"), *rows)]
 
@@ -313,11 +313,13 @@ class Report:
         rows = []
         for (name, *ways), runs in self.extended().items():
             losses = {way: error_of([loss_beyond({"eval": r[way]}) for r in runs], sign="") for way in ("eval", *ways)}
+            costs = error_of([loss_within({"eval": r["yarn"]}) - loss_within(r) for r in runs]) if "yarn" in ways else ""
             leads = ", ".join(error_of(lead) for way in losses if (lead := self.lead_over(runs, way)))
-            title = f"{name.removeprefix('again_')}{', again' * name.startswith('again_')}"
-            rows.append((title, len(runs), *(losses.get(way, "") for way in ("eval", "window", "yarn")), leads))
-        return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN", "FoX minus each"),
-                     *(rows or [(NONE, "", "", "", "", "")]))
+            again = f", seed {runs[0]['seed']} again" if name.startswith("again_") else ""
+            rows.append((name.removeprefix("again_") + again, len(runs), *(losses.get(way, "") for way in ("eval", "window", "yarn")),
+                         leads, costs))
+        return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN", "FoX minus each", "what YaRN costs, 1 to 16K"),
+                     *(rows or [(NONE, *[""] * 6)]))
 
     def table_fp8(self):
         return [line for name in ("fox-pro-fp8", "fox-pro-fp8-whole") for line in (self.cost_of_fp8(name), "")][:-1]
@@ -355,6 +357,22 @@ class Report:
             rows.append((f"{task}: {TASKS[task]}", ", ".join(f"{k} {v:,}" for k, v in at), cell_of(one.values()),
                          cell_of(other.values()), error_of(both, 3) if both else ""))
         return table(("task", "point", *PAIR, "difference, paired by seed"), *(rows or [("copy", NONE, "", "", "")]))
+
+    def copies(self, name, base):
+        """{gap: [difference by seed]} of the fall of a copy's loss, of a model minus another."""
+        falls = lambda r: {row["gap"]: row["fall"] for row in plan.unpacked(r["tasks"]["copy"])}
+        both = [[*map(falls, pair)] for pair in self.both(name, base) if all("copy" in r.get("tasks", {}) for r in pair)]
+        gaps = [gap for gap in both[0][0] if all(gap in one and gap in other for one, other in both)] if both else []
+        return {gap: [one[gap] - other[gap] for one, other in both] for gap in gaps}
+
+    def table_copies(self):
+        """What three seeds and more have, without 1,024 tokens, which are as 256 and 4,096."""
+        models = {f"{name} minus {base}": {gap: values for gap, values in self.copies(name, base).items()
+                                           if gap != 1024 and len(values) >= MIN_PAIRS}
+                  for name, base in (*CROSSED, *self.variants())}
+        gaps = sorted({gap for found in models.values() for gap in found} or {LONGEST})
+        rows = [(title, *(error_of(found[gap], 3) if gap in found else "" for gap in gaps)) for title, found in models.items() if found]
+        return table(("", *(f"{gap:,}" for gap in gaps)), *(rows or [(NONE, "")]))
 
     def table_needles(self):
         """Before tuning and after it, by distance, means over the numbers of other pairs."""

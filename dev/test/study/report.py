@@ -150,10 +150,10 @@ crossed = {row[0]: row[1:] for row in rows(page, "pairs")[2:]}
 assert crossed["fox-pro minus transformer-pro-4heads"] == ["1", "+0.1500", "+0.1500", "+0.3000", "4.00 (1)"], crossed
 assert crossed["8 more"][1] == "no run yet" and len(crossed) == 3, crossed
 assert rows(page, "window")[2:] == [  # the seeds of a row have all that it has
-    ["transformer-pro, again", "1", "2.5000", "2.0833", "", "+0.3000, +0.7167"],
-    ["transformer-pro, again", "1", "2.5000", "2.0833", "0.7500", "+0.3000, +0.7167, +2.0500"],
-    ["transformer-pro-4heads", "1", "2.5000", "2.0833", "0.7500", ""]], rows(page, "window")
-assert "to 65,536 tokens: fox-pro minus transformer-pro +2.050 nats in 1 pair, too few to say more ([table]" in page
+    ["transformer-pro, seed 11 again", "1", "2.5000", "2.0833", "", "+0.3000, +0.7167", ""],
+    ["transformer-pro, seed 12 again", "1", "2.5000", "2.0833", "0.7500", "+0.3000, +0.7167, +2.0500", "-0.2500"],
+    ["transformer-pro-4heads", "1", "2.5000", "2.0833", "0.7500", "", "+0.0000"]], rows(page, "window")
+assert "to 65,536 tokens: fox-pro minus transformer-pro +2.050 nats in 1 pair, too few to say more (+0.300 without" in page
 assert ["fox-pro_11", "1.9000", "1.9100", "+0.0100", "0.0012"] in rows(page, "noise"), rows(page, "noise")
 assert variants["13 more"] == ["", "no run yet", "", "", ""] and len(variants) == 3, variants
 first = rows(page, "documents")[2]
@@ -366,8 +366,8 @@ for sentence in ("fox-pro is best at 2e-3 and 1e-3, which differ by 1.0000 nats,
                  "after 63,488 tokens 50% and 51% right, -1.0 points in each of 5 pairs", "-0.100 nats within",
                  "fox-pro takes 0.49 times the GPU-hours of transformer-pro", "0.99 times the steps, each 0.50 times as long (",
                  "means of 5 pairs of repeats on one, both", "changes by +0.600 nats of fox-pro, by +0.500", "skips 60% of attention's blocks",
-                 "fox-llama minus transformer-llama -0.250 nats in 2 pairs, too few to say more, beyond the training length -0.250",
-                 "**One thing changed,** validation loss: fox-pro-bias256 minus fox-pro +0.100 nats in 1 pair, too",
+                 "fox-llama minus transformer-llama -0.2500 nats in 2 pairs, too few to say more, beyond the training length -0.2500",
+                 "**One thing changed,** validation loss: fox-pro-bias256 minus fox-pro +0.1000 nats in 1 pair, too",
                  "mamba2 (2) 2.250 and 3.000, hgrn2 (2) 2.500 and 3.000, deltanet (2) 2.125 and 3.000, fox-pro (3) 2.000 and 3.000, tr",
                  "the best of them. Below 1% right: fox-pro (diverged). Right at", "at 8 times this length: fox-pro-long 75.0 and 50.0%, fox-llama 50.0 and 25.0% (", "by at most 0.001000 nats and takes 2.0 times as long (mean of 5 runs)",
                  "The median of all heads is 20.0 tokens; 0% are below 16, 50% above 1,000"):
@@ -385,6 +385,28 @@ assert rows(text, "overwritten_keys")[2:] == [["over-fox-llama_5e-4", "1K", *row
     ["0", "0.0", "25.0"], ["1", "50.0", "25.0"])], rows(text, "overwritten_keys")
 assert rows(text, "overwritten")[2][:3] == ["over-fox-pro_2e-3", "2e-3", "diverged"], rows(text, "overwritten")
 assert "learning rates were chosen: -0.1000, of the others: -0.1000." in text
+# copies of the second study's models, of three seeds and more
+falls = {"fox-pro-4heads": 1.5, "transformer-pro-4heads": 1.75, "fox-pro-rope": 0.5, "fox-pro-long": 2.5, "fox-pro-long64": 3,
+         "fox-pro-T2981": 1}
+for name, fall in falls.items():
+    for seed in (11, 12, 13):
+        copies = [{"segment": 64, "gap": gap, "samples": 1, "fall": fall} for gap in (256, 4096, 16384)]
+        write({**result(f"{name}_{seed}", seed, 2, 2.5, 1), "tasks": {"copy": plan.packed(copies)}})
+assert run().returncode == 0
+text = PAGE.read_text()
+assert rows(text, "copies")[0] == ["", "256", "4,096", "16,384"], rows(text, "copies")
+copies = {row[0]: row[1:] for row in rows(text, "copies")[2:]}
+assert len(copies) == 9 and copies["fox-pro-T2981 minus fox-pro"] == ["-1.000 ± 0.000"] * 3, copies
+assert "Recall of other models" not in text  # nothing after 65,536 tokens
+for name in (*falls, "fox-pro"):
+    for seed in (11, 12, 13):
+        was = json.loads((RESULTS / f"{name}_{seed}.json").read_text())
+        copies = [{**row, "gap": 65536 if row["gap"] == 256 else row["gap"]} for row in plan.unpacked(was["tasks"]["copy"])]
+        write({**was, "tasks": {**was["tasks"], "copy": plan.packed(copies)}})
+assert run().returncode == 0
+assert "after 4,096 tokens -0.250 nats in each of 3 pairs; after 16,384: -0.250 nats in each of 3 pairs. fox-pro-rope minus " \
+    "transformer-pro after 16,384: -0.500 nats in each" in PAGE.read_text()
+assert "plain ones after 65,536: fox-pro-long +0.500 nats in each of 3 pairs; fox-pro-long64 +1.000" in PAGE.read_text()
 # a result of other options, or of a learning rate that is not the best one any more, is an error
 wrong = changed("confirm_fox-pro_5e-4", options=options("confirm_fox-pro_1e-3"))
 assert "confirm_fox-pro_5e-4: was not trained with the options of runs.txt: 1e-3 in place of 5e-4" in run().stderr
