@@ -315,7 +315,7 @@ class Report:
             losses = {way: error_of([loss_beyond({"eval": r[way]}) for r in runs], sign="") for way in ("eval", *ways)}
             costs = error_of([loss_within({"eval": r["yarn"]}) - loss_within(r) for r in runs]) if "yarn" in ways else ""
             leads = ", ".join(error_of(lead) for way in losses if (lead := self.lead_over(runs, way)))
-            again = f", seed {runs[0]['seed']} again" if name.startswith("again_") else ""
+            again = f", seed {', '.join(str(r['seed']) for r in runs)} again" if name.startswith("again_") else ""
             rows.append((name.removeprefix("again_") + again, len(runs), *(losses.get(way, "") for way in ("eval", "window", "yarn")),
                          leads, costs))
         return table(("", "seeds", "16K to 64K", "with a window of 16,384", "with YaRN", "FoX minus each", "what YaRN costs, 1 to 16K"),
