@@ -359,7 +359,7 @@ def encode_lines(source, number, lines):
             row = json.loads(line) if line.strip() else {field: ""}
         except (ValueError, RecursionError) as e:
             raise Error(f"{source.path}:{number}: is not JSON: {e}")
-        if isinstance(row, dict) and not isinstance(row.get(field, ""), str):
+        if isinstance(row, dict) and not isinstance(row.get(field, ""), (str, type(None))):  # null: skipped, as in Parquet
             raise Error(f"{source.path}:{number}: {field!r} is not text but {json.dumps(row[field])[:100]}")
         if not isinstance(row, dict) or field not in row:
             keys = " ".join(", ".join(row).split())[:500] if isinstance(row, dict) else "no object"

@@ -87,7 +87,7 @@ def make_inputs(folder):
     with open(folder + "/all.jsonl", "w") as f:
         for i, text in enumerate(documents):
             f.write(json.dumps({"id": i, "text": text}) + "\n")
-            f.write("\n" if i == 3 else json.dumps({"text": ""}) + "\n" if i == 4 else "")
+            f.write({3: "\n", 4: json.dumps({"text": ""}) + "\n", 5: json.dumps({"text": None}) + "\n"}.get(i, ""))
     with open(folder + "/all.jsonl", "rb") as f:
         lines = f.readlines()
     halves = b"".join(lines[:5]), b"".join(lines[5:])  # two streams, one behind the other
