@@ -8,7 +8,7 @@
 #   model    8 layers, d 512, 77.8 M parameters; learning rate 1e-3, the study's best for both
 #   data     256 Mi GPT-2 tokens in documents of 65,536; dev/study/corpus/corpus.sh downloads 2 GB and takes half an hour
 #   compute  4,096 steps of 65,536 tokens, 7.2e8 FLOP per token, 1.9e17 FLOP a model, of which half of FoX's is pruned
-#   time     4 to 7 minutes a model on one H200; the run goes on to its schedule's end. Steps count, validations do not
+#   time     4 to 8 minutes a model on one H200; the run goes on to its schedule's end. Steps count, validations do not
 #   memory   6 GiB; disk: 1 GB a model
 #
 # TARGET is another loss, SEED another seed, CORPUS the prefix of shards that exist (data/study), OUT the folder of the runs
