@@ -228,7 +228,7 @@ def far(report):
 
 
 def copies(report):
-    """The second study's models."""
+    """How well the second study's models recall a copy."""
     show = lambda name, base, gap: verdict(require(report.copies(name, base).get(gap)))
     four = "fox-pro-4heads", "transformer-pro-4heads"
     starts = "; ".join(f"{name} {show(name, FOX, LONGEST)}" for name in registered.STARTS)
@@ -264,7 +264,7 @@ def beyond(report):
 
 
 def with_yarn(report):
-    """A sentence on Transformers whose RoPE is extended; "": none."""
+    """A sentence on FoX beside Transformers with YaRN; "": none was evaluated so."""
     leads = {name.removeprefix("again_"): [report.lead_over(runs, way) for way in ("yarn", "eval")]
              for (name, *ways), runs in report.extended().items() if "yarn" in ways}
     found = "; ".join(f"{name.replace(OTHER, FOX)} minus {name} {verdict(lead)} ({statistics.fmean(without):+.3f} without)"
@@ -276,9 +276,8 @@ def beside(report, models):
     """The validation loss of models [(name, base)] minus that of their bases, and beyond the training length."""
     found = [(name, base, both) for name, base in models if (both := report.both(name, base))]
     show = lambda loss, both: verdict([loss(a) - loss(b) for a, b in both], digits=4)
-    return "; ".join(f"{name} minus {base} {show(lambda r: r['val_loss'], both)}, beyond the training length "
-                     f"{show(loss_beyond, both)}"
-                     for name, base, both in require(found))
+    return "; ".join(f"{name} minus {base} {show(registered.validation, both)}, beyond the training length "
+                     f"{show(loss_beyond, both)}" for name, base, both in require(found))
 
 
 def separates(report):

@@ -61,7 +61,8 @@ class Report:
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
 
     def table_state(self):
-        done, edges = len(self.all_results), sum(line.measures == "edge" and line.name not in self.with_diverged for line in self.all_lines)
+        done = len(self.all_results)
+        edges = sum(line.measures == "edge" and line.name not in self.with_diverged for line in self.all_lines)
         hours = sum(r["validations"][-1]["hours"] for r in self.all_results.values() if alone(r))
         gpus = collections.Counter(map(gpu_of, self.all_results.values()))
         lost = [f"{name} ({', '.join(r['missing'])})" for name, r in self.all_results.items() if r.get("missing")]
@@ -295,8 +296,8 @@ class Report:
         return registered.lines(self)
 
     def extended(self):
-        """Transformers that were measured beyond the training length in other ways, too, "window" and "yarn":
-        {(model, *ways): [run]}, so that the runs of one mean are the same in all ways."""
+        """Transformers that were evaluated beyond the training length in other ways, too, "window" and "yarn":
+        {(model, *ways): [run]}. The runs of a group were evaluated in the same ways, so that its means compare."""
         groups = {}
         for r in self.results.values():
             if ways := [way for way in ("window", "yarn") if r.get(way)]:
@@ -304,8 +305,8 @@ class Report:
         return dict(sorted(groups.items()))
 
     def lead_over(self, runs, way):
-        """The loss beyond the training length of FoX, with as many heads and of the same seed, minus that of Transformers
-        measured in a way, by run."""
+        """The loss beyond the training length of FoX, with as many heads and of the same seed, minus that of Transformers,
+        by run. way: the Transformers' evaluation, "eval", "window" or "yarn"."""
         both = [(self.results.get(r["name"].replace(*reversed(PAIR))), r) for r in runs]
         return [loss_beyond(f) - loss_beyond({"eval": r[way]}) for f, r in both if f]
 
@@ -366,7 +367,7 @@ class Report:
         return {gap: [one[gap] - other[gap] for one, other in both] for gap in gaps}
 
     def table_copies(self):
-        """What three seeds and more have, without 1,024 tokens, which are as 256 and 4,096."""
+        """Differences over three seeds and more; to save space not at 1,024 tokens."""
         models = {f"{name} minus {base}": {gap: values for gap, values in self.copies(name, base).items()
                                            if gap != 1024 and len(values) >= MIN_PAIRS}
                   for name, base in (*CROSSED, *self.variants())}
